@@ -210,6 +210,13 @@ def fp8_copies(model: Model) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return made
 
 
+def place_gradients(model: Model) -> None:
+    """Shard gradients as their parameters are. DTensor's backward makes that of an embedding whole on every rank."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+
+
 def measure(configuration: Configuration, width: int, layers: int, device: torch.device) -> dict[str, int]:
     """Train one step on the first rank of a configuration; return how each part grew what is allocated."""
     memory = Memory(device)
@@ -229,6 +236,7 @@ def measure(configuration: Configuration, width: int, layers: int, device: torch
     optimizer = configuration.optimizer(list(model.parameters()))
     grow("masters")
     model(ids).backward()
+    place_gradients(model)
     if isinstance(optimizer, MasterAdamW):
         optimizer.collect_gradients()
     grow("gradients")

@@ -39,7 +39,6 @@ class TensorRole:
     tensor_dim: int | None = None
     expert_owner: int | None = None
     is_stacked: bool = False
-    is_embedding: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -78,7 +77,7 @@ class PlacementRules:
         if _STACKED_EXPERTS.fullmatch(tensor.key) and tensor.shape:
             self._check_experts(tensor.key, tensor.shape[0])
             return TensorRole(stages, is_stacked=True)
-        return TensorRole(stages, self._tensor_dim(tensor), is_embedding=_FIRST.match(tensor.key) is not None)
+        return TensorRole(stages, tensor_dim=self._tensor_dim(tensor))
 
     def is_computed(self, tensor: ModelTensor) -> bool:
         """Return True if a layer multiplies with this weight, so that computing in fp8 takes a copy of it."""

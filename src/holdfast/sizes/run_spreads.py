@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.layout.box import Box, flat_boxes
 from holdfast.layout.placement import (
@@ -59,9 +59,6 @@ class RunSpreads:
         )
         state = self._flat.get(tensor.key, parameter)
         gradient = state if zero == 2 else parameter
-        if role.is_embedding and role.tensor_dim == 0 and zero < 2:  # DTensor's backward makes it whole on every rank
-            whole = replace(role, tensor_dim=None)
-            gradient = self._made.of([part for stage in role.stages for part in self._members(tensor, whole, stage)])
         holders = sorted({rank for _, ranks in state.members for rank in ranks})
         return TensorSpreads(parameter, gradient, state, self._made.of([(Whole(), tuple(holders))]))
 
