@@ -82,7 +82,7 @@ def save(
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)
-        extra = read_files(files, state) if ranks.rank == 0 else {}
+        extra = read_files(files, state) if files is not None and ranks.rank == 0 else {}
         made.append((BlockingSaver(storage, options), folder, extra))
 
     run_on_all_ranks(ranks, prepare)

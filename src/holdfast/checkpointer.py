@@ -379,9 +379,9 @@ class Checkpointer:
         self._engine.close(self._deadline_s if timeout is None else timeout)
         self._warnings.emit()
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Release the writer; it finishes by itself."""
-        if sys.is_finalizing():  # modules are gone; `close_at_exit` has closed it
+        if is_finalizing():  # modules and their globals are gone; `close_at_exit` has closed it
             return
         if hasattr(self, "_engine") and self._owner == os.getpid():
             self._engine.release()

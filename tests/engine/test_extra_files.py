@@ -75,7 +75,6 @@ def test_a_function_fills_a_folder_and_paths_are_read(tmp_path: Path) -> None:
     source = tmp_path / "anything.bin"
     source.write_bytes(b"c")
     assert read_files({"c.txt": source, "d.txt": bytearray(b"d")}) == {"c.txt": b"c", "d.txt": b"d"}
-    assert read_files(None) == {}
 
 
 @pytest.mark.parametrize(

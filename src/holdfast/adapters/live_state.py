@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.module import ModuleView, unwrap, view_module
+from holdfast.adapters.module import ModuleView, has_peft_config, is_pretrained, unwrap, view_module
 from holdfast.adapters.optimizer import is_optimizer
 from holdfast.adapters.peft import AdapterParts, adapter_views, peft_model
 from holdfast.adapters.tensors import mesh_of
@@ -99,6 +99,12 @@ class LiveState:
         averages = [group for name in self.averages for group in self.averages_views(name)]
         return [*self.modules, *self.optimizers, *averages, *self.trees]
 
+    @property
+    def pretrained(self) -> list[str]:
+        """The models of transformers. Those stored as PEFT adapters are not among them: they keep PEFT's names."""
+        whole = (name for name in self.modules if name in self.entries and name not in self.parts)
+        return [name for name in whole if is_pretrained(self.modules[name].module)]
+
     def own_owners(self) -> dict[str, list[str]]:
         """Return the modules whose parameters each optimizer of this rank holds."""
         return {name: self._owners_of(optimizer) for name, optimizer in self.optimizers.items()}
@@ -120,6 +126,11 @@ class LiveState:
             return owner, {identity: key for by_id in keys.values() for identity, key in by_id.items()}
         named = {identity: f"{owner}.{key}" for owner in owners for identity, key in keys.get(owner, {}).items()}
         return owners[0], named
+
+
+def has_adapters(state: Any) -> bool:
+    """Return True if a module in the state has adapters that PEFT may be able to save."""
+    return isinstance(state, Mapping) and any(has_peft_config(value) for value in state.values())
 
 
 def merge_owners(answers: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:

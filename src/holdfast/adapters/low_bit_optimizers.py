@@ -43,15 +43,14 @@ class MixedStates:
         (self.blocks if is_quantized else self.plain).append((group, key))
 
     def fields(self) -> Any:
-        """Return the JSON form; None without any state."""
-        return [self.blocks, self.plain] if self.blocks or self.plain else None
+        """Return the JSON form."""
+        return [self.blocks, self.plain]
 
 
 def mixed_states(answers: Sequence[Any]) -> frozenset[tuple[str, str]]:
     """Return the states that some ranks quantize and others do not, as their shards differ in size."""
-    known = [answer for answer in answers if answer is not None]
-    blocks = {(group, key) for own, _ in known for group, key in own}
-    return frozenset((group, key) for _, own in known for group, key in own if (group, key) in blocks)
+    blocks = {(group, key) for own, _ in answers for group, key in own}
+    return frozenset((group, key) for _, own in answers for group, key in own if (group, key) in blocks)
 
 
 def initial_states(optimizer: Any, param: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from holdfast.adapters.subclass_tensors import is_subclass, plain_tensors
-from holdfast.adapters.weight_wrappers import local_tensor
+from holdfast.adapters.weight_wrappers import PLAIN, local_tensor
 from holdfast.core.errors import Unsupported
 
+_PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _EXTRA = "_extra_state"
 
@@ -68,6 +69,16 @@ def unwrap(module: nn.Module) -> nn.Module:
             module = original
         else:
             return module
+
+
+def is_pretrained(module: nn.Module) -> bool:
+    """Return True for a model of a transformers class; transformers need not be installed."""
+    return any((cls.__module__, cls.__name__) == _PRETRAINED for cls in type(module).__mro__)
+
+
+def has_peft_config(value: Any) -> bool:
+    """Return True for a module whose adapters PEFT may be able to save; peft need not be installed."""
+    return isinstance(value, nn.Module) and bool(getattr(unwrap(value), "peft_config", None))
 
 
 def clean_key(key: str) -> str:
@@ -158,9 +169,11 @@ def _resolve_alias(aliases: Mapping[str, str], alias: str) -> str:
 
 def memory_identity(tensor: torch.Tensor) -> object:
     """Return a value that is equal for tensors that view the same memory in the same way."""
-    if is_subclass(tensor):
-        return tuple(memory_identity(inner) for inner in plain_tensors(tensor))
-    local = local_tensor(tensor)
+    local = tensor
+    if type(tensor) not in PLAIN:
+        if is_subclass(tensor):
+            return tuple(memory_identity(inner) for inner in plain_tensors(tensor))
+        local = local_tensor(tensor)
     if local.numel() == 0:
         return id(tensor)
     if local.is_meta:  # without addresses; the storage tells which tensors will share memory

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.adapters.module import ModuleView, clean_key, unwrap, view_module
+from holdfast.adapters.module import ModuleView, clean_key, has_peft_config, unwrap, view_module
 from holdfast.core import names
 
 _PREFIX = "base_model.model."
@@ -52,9 +52,9 @@ def peft_model(module: Any) -> Any:
 
     These are PeftModels, and transformers' models with `add_adapter`.
     """
-    inner = unwrap(module) if isinstance(module, nn.Module) else None
-    if inner is None or not getattr(inner, "peft_config", None):
+    if not has_peft_config(module):
         return None
+    inner = unwrap(module)
     added = getattr(inner, "_hf_peft_config_loaded", False)
     return inner if added or _is_wrapped(inner) else None
 

@@ -19,11 +19,9 @@ from torch.distributed.tensor import DTensor
 from holdfast.adapters.block_layout import block_layout
 from holdfast.adapters.subclass_context import describe_context
 from holdfast.adapters.tensors import Holder, dtensor_parts, holder_of, mesh_of
-from holdfast.adapters.weight_wrappers import local_tensor
+from holdfast.adapters.weight_wrappers import PLAIN, local_tensor
 from holdfast.core.errors import Unsupported
 from holdfast.layout.coordinates import key_at, label
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,11 +43,11 @@ class SubclassView:
 
 def is_subclass(value: Any) -> bool:
     """Return True if a tensor, or the local tensor of a DTensor, wraps other tensors that it can name."""
-    if type(value) in _PLAIN or not isinstance(value, torch.Tensor):
+    if type(value) in PLAIN or not isinstance(value, torch.Tensor):
         return False
     local = local_tensor(value)
     kind = type(local)
-    if kind in _PLAIN or isinstance(local, DTensor | AsyncCollectiveTensor) or local.is_nested:
+    if kind in PLAIN or isinstance(local, DTensor | AsyncCollectiveTensor) or local.is_nested:
         return False
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 

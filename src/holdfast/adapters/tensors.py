@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor import Shard as TorchShard
 
-from holdfast.adapters.weight_wrappers import local_tensor
+from holdfast.adapters.weight_wrappers import PLAIN, local_tensor
 from holdfast.core.errors import LayoutError, Unsupported
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import DType, dtype_named
@@ -38,7 +38,6 @@ from holdfast.layout.placement import (
 )
 from holdfast.plan.files import RawArray, bytes_of
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size in bytes
 
@@ -142,7 +141,7 @@ class Holders:
         """Return `holder_of(value, where)`, from the cache if the tensor is unchanged."""
         if isinstance(value, FlatShard | LikeShard):
             return holder_of(value, where)
-        inner = local_tensor(value)
+        inner = value if type(value) in PLAIN else local_tensor(value)
         memory = memory_of(value)
         if memory is None:
             return holder_of(value, where)  # without an address; raises for a tensor that cannot be stored
@@ -176,7 +175,7 @@ def memory_of(value: torch.Tensor) -> tuple[Any, ...] | None:
     `.data =` changes everything else, and an allocator reuses freed memory for the next tensor.
     """
     inner, spec = value, None
-    if type(value) not in _PLAIN:
+    if type(value) not in PLAIN:
         inner, spec = local_tensor(value), value._spec if isinstance(value, DTensor) else None
     if inner.is_meta or inner.layout is not _STRIDED or inner.is_nested or inner.is_quantized:
         return None
@@ -191,7 +190,7 @@ def has_memory(value: Any, memory: tuple[Any, ...]) -> bool:
     address, dtype, shape, stride, device, signs, spec, kind = memory
     if type(value) is not kind:
         return False
-    inner: torch.Tensor = value if kind in _PLAIN else local_tensor(value)
+    inner: torch.Tensor = value if kind in PLAIN else local_tensor(value)
     return (
         inner.data_ptr() == address
         and inner.dtype is dtype
@@ -217,7 +216,8 @@ def holder_of(value: torch.Tensor | FlatShard | LikeShard, where: str, *, allow_
     value = value.detach()
     if isinstance(value, DTensor):
         return _dtensor_holder(value, where, allow_meta)
-    local = _storable(local_tensor(value), where, allow_meta)
+    inner = value if type(value) in PLAIN else local_tensor(value)
+    local = _storable(inner, where, allow_meta)
     logical = _dtype_of(value, where)
     shape = tuple(local.shape)
     return Holder(logical, shape, (ShardBox(Box.full(shape), Box.full(shape)),), local, Whole())
@@ -237,7 +237,7 @@ def _storable(tensor: torch.Tensor, where: str, allow_meta: bool = False) -> tor
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
         raise Unsupported(f"{where}: {kind} tensors and quantized dtypes cannot be stored")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "__tensor_flatten__"):
+    if type(tensor) not in PLAIN and hasattr(tensor, "__tensor_flatten__"):
         raise Unsupported(
             f"{where}: the tensor subclass {type(tensor).__name__} cannot be stored here; it can as a parameter or "
             "buffer, as the state of an optimizer, or in a dict of tensors"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # the classes of tensors that wrap nothing
 # By library and class name: the attribute that holds the weight. Classes of torchao are not imported here.
 _WEIGHTS = {
     ("torchao", "WeightWithDynamicFloat8CastTensor"): "_tensor",
@@ -25,7 +25,7 @@ _known: dict[type, str | None] = {}
 
 def local_tensor(value: torch.Tensor) -> torch.Tensor:
     """Return the local tensor that holds this rank's elements: of a DTensor, and inside of a weight wrapper."""
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     local: torch.Tensor = value._local_tensor if isinstance(value, DTensor) else value
     attribute = _attribute(type(local))
@@ -49,7 +49,7 @@ def forget_scale(value: torch.Tensor) -> None:
 
 def _attribute(kind: type) -> str | None:
     """Return the attribute in which a class holds the weight; None for a class that is no weight wrapper."""
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return None
     if kind not in _known:
         names = ((base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__)

@@ -222,7 +222,9 @@ class BackgroundSaver:
             plan=plan.digest,
             keep=None if background.keep is None else background.keep.fields(),
         )
-        own = {**local.values, **self._extra_files.values(request.files)}
+        own = dict(local.values)
+        if request.files:
+            own |= self._extra_files.values(request.files)
         values = value_text(own, plan.agreement.reporters, ranks.rank)
         return Flight(order, handle, Cargo(values, plan.captured_bytes, plan.total_bytes), started)
 

@@ -64,8 +64,8 @@ class BlockingSaver:
         plan = plan_checkpoint(survey.agreement, self._options, survey.first_replica)
         values = run_on_all_ranks(ranks, lambda: value_fields(survey.values, survey.agreement.reporters, ranks.rank))
         with self._attempt(ranks, folder, plan, lineage) as attempt:
-            if ranks.rank == 0:  # which publishes; other ranks need no bytes of these
-                values[0] |= value_fields(ExtraFileEncoder().values(files or {}), {}, 0)
+            if files and ranks.rank == 0:  # which publishes; other ranks need no bytes of these
+                values[0] |= value_fields(ExtraFileEncoder().values(files), {}, 0)
             reports = self._write(ranks, attempt, plan, survey)
             self._commit(ranks, attempt, plan, survey, lineage, reports, values)
         checkpoint = self._open(ranks, folder)

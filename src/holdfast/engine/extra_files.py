@@ -16,15 +16,13 @@ from holdfast.plan.state_values import EXTRA_PREFIX, RankValue, extra_value
 ExtraFiles = Mapping[str, bytes | bytearray | memoryview | str | os.PathLike[str]] | Callable[[str], Any]
 
 
-def read_files(given: ExtraFiles | None, entries: Iterable[str] = ()) -> dict[str, bytes]:
+def read_files(given: ExtraFiles, entries: Iterable[str] = ()) -> dict[str, bytes]:
     """Return the bytes of the given files by name; `entries` are the names in the state that is saved with them.
 
     A mapping has the name of each file and its content: bytes, text, or the `Path` of a file to read. A function is
     called with an empty folder that it fills, as a tokenizer's `save_pretrained` does. Raises InvalidArgument for
     names that Holdfast uses itself or that lead outside of the folder, for pickles, and for too many files or bytes.
     """
-    if given is None:
-        return {}
     if isinstance(given, Mapping):
         files = {check_name(name): _content(name, content) for name, content in given.items()}
     elif callable(given):

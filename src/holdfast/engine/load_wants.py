@@ -159,7 +159,8 @@ def _collect(
         requests = LoadRequests(checkpoint, mapped.contents, selection, cast=options.cast, kept=mapped.kept, meta=meta)
         targets = Targets(live, requests, mesh, ranks.rank, ranks.world)
         targets.find(state)
-        targets.base_notes = check_bases(checkpoint, live, options, first=ranks.rank == 0)
+        if checkpoint.manifest.bases:
+            targets.base_notes = check_bases(checkpoint, live, options, first=ranks.rank == 0)
         own.append(targets)
         return RankWants(
             host=ranks.host(),

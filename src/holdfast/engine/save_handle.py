@@ -46,7 +46,8 @@ class SaveRequest:
             if closed is not None:
                 raise closed
             check_state(state)
-            return SaveRequest(check_step(step), state, check_metrics(metrics), read_files(files, state))
+            contents = {} if files is None else read_files(files, state)
+            return SaveRequest(check_step(step), state, check_metrics(metrics), contents)
         except Exception as error:  # noqa: BLE001  (other ranks must learn of any error)
             return SaveRequest(_known_step(step), state, error=error)
 

@@ -43,13 +43,14 @@ def stored_names(ranks: Ranks, checkpoint: Checkpoint, live: LiveState, options:
     from holdfast.adapters.loading.mapped_targets import TargetTensors, describe_targets
 
     def probe() -> list[Any]:
-        return [sorted(live.modules), sorted(live.trees), convertible_modules(live)]
+        return [sorted(live.modules), sorted(live.trees), convertible_modules(live) if live.pretrained else []]
 
     answers = run_on_all_ranks(ranks, probe)
     modules = {name for answer in answers for name in answer[0]}
     groups = {*modules, *(name for answer in answers for name in answer[1])} - _mapped_by_user(options, modules)
     recorded = {name: text for name, text in checkpoint.manifest.mappings.items() if name in groups}
-    candidates = first_ranks([answer[2] for answer in answers]) if options.hub_keys else {}
+    pretrained = [answer[2] for answer in answers]
+    candidates = first_ranks(pretrained) if options.hub_keys and any(pretrained) else {}
     candidates = {name: rank for name, rank in candidates.items() if name in groups and name not in recorded}
     in_memory = {name: "" for name in modules & groups if name in checkpoint.manifest.groups}
     if options.mapping is None and not recorded and not candidates:
@@ -60,11 +61,10 @@ def stored_names(ranks: Ranks, checkpoint: Checkpoint, live: LiveState, options:
 
     targets = [TargetTensors(**fields) for answer in run_on_all_ranks(ranks, describe) for fields in answer]
     finder = _NameFinder(ranks, checkpoint, live, _shapes_of(targets))
-    pretrained = {name for answer in answers for name in answer[2]}
     programs = {
         name: _lenient(Program.parse(text).reverse())
         for name, text in recorded.items()
-        if name in pretrained or not finder.covers(name)
+        if any(name in names for names in pretrained) or not finder.covers(name)
     }
     derived = finder.derive(candidates)
     kept = {name: text for name, text in in_memory.items() if name not in derived}

@@ -11,6 +11,7 @@ from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.bases import BaseChooser
 from holdfast.engine.options import SaveOptions
+from holdfast.plan.contents import KeySelection
 
 if TYPE_CHECKING:
     from holdfast.adapters.live_state import LiveState
@@ -101,13 +102,14 @@ class Surveyor:
 
     def _collect(self, ranks: Ranks, state: MutableMapping[str, Any]) -> tuple[Collected, Mesh, dict[str, list[str]]]:
         from holdfast.adapters.hub.saved_names import first_ranks, hub_candidates
-        from holdfast.adapters.live_state import classify_state, live_mesh, merge_owners
+        from holdfast.adapters.live_state import classify_state, has_adapters, live_mesh, merge_owners
         from holdfast.adapters.low_bit_optimizers import mixed_states
         from holdfast.adapters.saving.collect import collect
         from holdfast.adapters.saving.save_selection import RankSelection
         from holdfast.mapping.apply import refuse_nested_states
 
-        self.bases.choose(ranks, state)
+        if any(run_on_all_ranks(ranks, lambda: has_adapters(state))) or self.bases.parts:
+            self.bases.choose(ranks, state)
         self._notices.update(dict.fromkeys(self.bases.notices, False) | self._notices)
         classified: list[LiveState] = []
         collected: list[tuple[Collected, Mesh]] = []
@@ -117,15 +119,16 @@ class Surveyor:
 
         def classify() -> list[Any]:
             classified.append(classify_state(state, self._options.ties, self.bases.parts))
-            candidates = hub_candidates(classified[0]) if self._options.hub_keys else []
-            return [classified[0].own_owners(), patterns, candidates]
+            hub_keys = self._options.hub_keys and classified[0].pretrained
+            return [classified[0].own_owners(), patterns, hub_candidates(classified[0]) if hub_keys else []]
 
         answers = run_on_all_ranks(ranks, classify)
         if any(others != patterns for _, others, _ in answers):
             texts = sorted({f"only={only}, ignore={ignore}" for _, (only, ignore), _ in answers})
             raise InvalidArgument(f"the ranks must save with the same patterns, not with {'; '.join(texts)}")
         owners = merge_owners(own for own, _, _ in answers)
-        candidates = first_ranks([names for _, _, names in answers])
+        found = [names for _, _, names in answers]
+        candidates = first_ranks(found) if any(found) else {}
 
         def collect_state() -> list[Any]:
             live = replace(classified[0], owners=owners)
@@ -135,15 +138,17 @@ class Surveyor:
             for name, entry in own.optimizers.items() if self._options.mapping is not None else ():
                 refuse_nested_states(name, entry)
             collected.append((own, mesh))
-            return [own.quantized.fields(), None if selection is None else asdict(selection.survey(own))]
+            quantized = None if own.quantized is None else own.quantized.fields()
+            return [quantized, None if selection is None else asdict(selection.survey(own))]
 
-        found = run_on_all_ranks(ranks, collect_state)
-        mixed = mixed_states([quantized for quantized, _ in found])
+        surveys = run_on_all_ranks(ranks, collect_state)
+        quantized = [states for states, _ in surveys if states is not None]
+        mixed = mixed_states(quantized) if quantized else frozenset()
         if mixed != self.by_coordinate:
             self.by_coordinate = mixed
-            found = run_on_all_ranks(ranks, collect_state)
+            surveys = run_on_all_ranks(ranks, collect_state)
         if selection is not None:
-            selection.settle(RankSelection(**fields) for _, fields in found if fields is not None)
+            selection.settle(RankSelection(**fields) for _, fields in surveys if fields is not None)
         own, mesh = collected[-1]
         self._notices.update(dict.fromkeys(own.notices, False) | self._notices)
         return self._map(ranks, own, state, candidates), mesh, owners
@@ -152,7 +157,8 @@ class Surveyor:
         """Make the selection of the next layout: other tensors may be tied, or left out."""
         from holdfast.adapters.saving.save_selection import SaveSelection
 
-        self.selection = SaveSelection.of(self._options.only, self._options.ignore)
+        only, ignore = self._options.only, self._options.ignore
+        self.selection = SaveSelection(KeySelection(tuple(only), tuple(ignore))) if only or ignore else None
         return self.selection
 
     def _map(

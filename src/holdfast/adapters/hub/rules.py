@@ -16,15 +16,10 @@ from torch import nn
 
 from holdfast.adapters.hub.traced_tensor import TracedTensor, TracedValue, UntracedOperation
 from holdfast.adapters.huggingface import adapter_kind
+from holdfast.adapters.module import is_pretrained
 
 Shapes = Mapping[str, tuple[int, ...]]
-_MODEL_CLASS = ("transformers.modeling_utils", "PreTrainedModel")
 _RULES, _LOADING = "transformers.conversion_mapping", "transformers.core_model_loading"
-
-
-def is_pretrained(module: nn.Module) -> bool:
-    """Return True for a model of a transformers class; transformers need not be installed."""
-    return any((cls.__module__, cls.__name__) == _MODEL_CLASS for cls in type(module).__mro__)
 
 
 def is_convertible(module: nn.Module) -> bool:

@@ -27,17 +27,12 @@ class HubRequest:
 
 def hub_candidates(live: LiveState) -> list[str]:
     """Return the modules of this rank whose names may differ on the hub."""
-    return [name for name in _whole_modules(live) if has_rules(live.modules[name].module)]
+    return [name for name in live.pretrained if has_rules(live.modules[name].module)]
 
 
 def convertible_modules(live: LiveState) -> list[str]:
     """Return the modules of this rank that may read files of other tools by conversion rules."""
-    return [name for name in _whole_modules(live) if is_convertible(live.modules[name].module)]
-
-
-def _whole_modules(live: LiveState) -> list[str]:
-    """Return the modules that are not stored as PEFT adapters, which keep the names that PEFT gives."""
-    return [name for name in live.modules if name in live.entries and name not in live.parts]
+    return [name for name in live.pretrained if is_convertible(live.modules[name].module)]
 
 
 def first_ranks(candidates: Sequence[Sequence[str]]) -> dict[str, int]:

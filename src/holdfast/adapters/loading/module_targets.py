@@ -15,7 +15,7 @@ from holdfast.adapters.loading.value_targets import StateEntries
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.module import is_below, non_persistent_buffers, set_extra_state
 from holdfast.adapters.tree import unflatten
-from holdfast.adapters.weight_wrappers import forget_scale, has_scale
+from holdfast.adapters.weight_wrappers import PLAIN, forget_scale, has_scale
 from holdfast.core.errors import Unsupported
 
 _NOT_COMPUTED = (
@@ -70,7 +70,7 @@ class ModuleTargets:
                 )
             seen.add((stored, id(tensor)))
             self._requests.request_parameter(name, key, stored, tensor)
-            if has_scale(tensor):
+            if type(tensor) not in PLAIN and has_scale(tensor):
                 self.actions.append(partial(forget_scale, tensor))
         self._find_untied(name, taken)
         extras = [key for key in view.extra if choice.selects(name, key)]

@@ -29,11 +29,6 @@ class HolderRequests(Protocol):
 _SHOWN = 4  # differences in a message
 
 
-def concerns_subclass(stored: StoredSubclasses, key: str, value: Any) -> bool:
-    """Return True if a tensor was saved from a tensor subclass, or is one now."""
-    return key in stored.descriptions or is_subclass(value)
-
-
 def request_subclass(requests: HolderRequests, group: str, key: str, value: Any, stored: StoredSubclasses) -> bool:
     """Request the tensors inside a live tensor subclass; returns False and records a finding if they do not fit."""
     text, findings = f"{group}: {key}", requests.findings

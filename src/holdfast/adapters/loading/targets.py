@@ -6,7 +6,7 @@ and dtype is reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from holdfast.adapters.live_state import LiveState
@@ -38,15 +38,17 @@ class Targets:
 
     def find(self, state: MutableMapping[str, Any]) -> None:
         """Find the destination of everything the live state needs. Modifies nothing."""
-        keyed = key_numbered_optimizers(self.requests.contents, self.live)
-        self.requests.contents = keyed.contents
-        self._notes += keyed.notes
+        problems: Mapping[str, str] = {}
+        if self.live.optimizers:
+            keyed = key_numbered_optimizers(self.requests.contents, self.live)
+            self.requests.contents, problems = keyed.contents, keyed.problems
+            self._notes += keyed.notes
         for name in self.live.modules:
             self._modules.find(name)
         for name, optimizer in self.live.optimizers.items():
-            if name in keyed.problems:
+            if name in problems:
                 if self.requests.choice.selects_entry(name):
-                    self.requests.findings.mismatched.append(keyed.problems[name])
+                    self.requests.findings.mismatched.append(problems[name])
                 continue
             targets = OptimizerTargets(name, optimizer, self.live, self.requests)
             targets.find()

@@ -14,8 +14,9 @@ from holdfast.adapters.live_types import compare_types
 from holdfast.adapters.loading.device_staging import FlatTensor
 from holdfast.adapters.loading.findings import Findings
 from holdfast.adapters.loading.meta_tensors import MetaTensors, is_on_meta
-from holdfast.adapters.loading.subclass_requests import concerns_subclass, request_subclass
+from holdfast.adapters.loading.subclass_requests import request_subclass
 from holdfast.adapters.optimizer import StateTensor
+from holdfast.adapters.subclass_tensors import is_subclass
 from holdfast.adapters.tensors import (
     RAW_DTYPES,
     Holder,
@@ -25,6 +26,7 @@ from holdfast.adapters.tensors import (
     raw_array,
     tensor_overlaps,
 )
+from holdfast.adapters.weight_wrappers import PLAIN
 from holdfast.core.errors import LayoutError, Mismatch, Unsupported
 from holdfast.core.names import masters_group
 from holdfast.format.dtypes import dtype_named
@@ -157,7 +159,7 @@ class LoadRequests:
             return False
         stored = self.subclasses(group)
         kept = stored_key(self.contents, group, key)
-        if concerns_subclass(stored, kept, value):
+        if kept in stored.descriptions or (type(value) not in PLAIN and is_subclass(value)):
             return request_subclass(self, group, kept, value, stored)
         source = source or self.contents.find(group, key)
         if source is None:

@@ -30,6 +30,7 @@ from holdfast.adapters.saving.tree_digests import item_digest, tensors_by_top_ke
 from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
+from holdfast.adapters.weight_wrappers import PLAIN
 from holdfast.core.errors import HoldfastError, LayoutError
 from holdfast.core.names import BASE, check_key, masters_group
 from holdfast.format import statejson
@@ -137,7 +138,7 @@ class Collected:
     holders: Holders = field(default_factory=Holders)
     subclasses: dict[str, dict[str, Any]] = field(default_factory=dict)  # by group and key: descriptions
     by_coordinate: frozenset[tuple[str, str]] = frozenset()  # states that every coordinate stores for itself
-    quantized: MixedStates = field(default_factory=MixedStates)
+    quantized: MixedStates | None = None
     notices: list[str] = field(default_factory=list)  # warnings for the user about this state
     left_out: list[str] = field(default_factory=list)  # groups with tensors that cannot be stored and are not selected
     selection: Chooses | None = None
@@ -163,7 +164,7 @@ class Collected:
 
     def _add_checked(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None) -> None:
         by_coordinate = (group, key) in self.by_coordinate
-        if isinstance(value, torch.Tensor) and is_subclass(value):
+        if isinstance(value, torch.Tensor) and type(value) not in PLAIN and is_subclass(value):
             self._add_subclass(
                 group, key, role, view_subclass(value, key, f"{group}: {key}", by_coordinate=by_coordinate)
             )
@@ -318,9 +319,9 @@ def _collect_entry(out: Collected, live: LiveState, name: str, module: Any, targ
         out.notices.append(_SUBCLASS_NOTICE.format(name=name, key=next(iter(out.subclasses[quantized[0]]))))
         files = {}
     out.files |= files
-    if name == "model" and peft_model(inner) is None:
+    if name == "model":
         kind = adapter_kind(inner)
-        if kind:
+        if kind and peft_model(inner) is None:
             out.notices.append(
                 f"{name}: {kind} has PEFT adapters, so its keys differ from the plain model's: no config.json is "
                 "written, and from_pretrained cannot open this checkpoint. holdfast.load can, into a model with the "
@@ -361,6 +362,7 @@ def _collect_optimizer(out: Collected, live: LiveState, name: str, optimizer: An
         if is_empty_beside_blocks(view.optimizer, value):
             continue
         if isinstance(value, DTensor) and is_low_bit(view.optimizer):
+            out.quantized = out.quantized or MixedStates()
             out.quantized.note(name, key, is_quantized=is_subclass(value))
         out.add(name, key, "state", value)
     known_masters = {item.key for item in out.items if item.group == masters_group(module)}

@@ -43,11 +43,6 @@ class SaveSelection:
     incomplete: frozenset[str] = frozenset()
     _decisions: dict[tuple[str, str, bool], bool] = field(default_factory=dict)
 
-    @staticmethod
-    def of(only: Sequence[str], ignore: Sequence[str]) -> SaveSelection | None:
-        """Return the selection of these patterns; None if there are no patterns."""
-        return SaveSelection(KeySelection(tuple(only), tuple(ignore))) if only or ignore else None
-
     def drops(self, name: str, *, inside: bool = False, optimizer: bool = False) -> bool:
         """Return True if nothing of an entry can be selected, so that it need not be storable.
 
