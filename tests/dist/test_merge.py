@@ -32,9 +32,19 @@ def merge_on_rank(models, out, options):
     return holdfast.merge(models, out, max_shard_size=30_000, **options).files
 
 
-@pytest.mark.parametrize("method", ["linear"])
+OPTIONS = {
+    "linear": {"weights": [0.5, 0.3, 0.4]},
+    **{method: {"densities": [0.5, 0.3]} for method in ("ties", "dare_ties", "dare_linear", "della", "della_linear")},
+    "task_arithmetic": {},
+    "model_stock": {"weights": None},
+}
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m == "ties" else pytest.mark.full) for m in OPTIONS])
 def test_ranks_write_the_bytes_of_one_process(models, tmp_path, method):
-    options = {"method": method, "weights": [0.5, 0.3, 0.4]}
+    based = {} if method == "linear" else {"base": models[0], "weights": [0.5, 0.3]}
+    models = models if method == "linear" else models[1:]
+    options = {"method": method, **based, **OPTIONS[method]}
     holdfast.merge(models, tmp_path / "one", max_shard_size=30_000, **options)
     files = run_ranks(WORLD, merge_on_rank, models, tmp_path / "four", options)
     assert len(set(files)) == 1

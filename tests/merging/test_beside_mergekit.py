@@ -54,3 +54,123 @@ def test_passthrough_with_a_scale(folder, tmp_path):
     expected = peer_merge({"merge_method": "passthrough", "models": [model]}, tmp_path / "theirs")
     assert same(tensors(tmp_path / "ours"), expected)
     assert not same(expected, tensors(a))
+
+
+def base_and_two(folder, family="llama", tied=True, **options):
+    return folder(family, tied=tied), folder(family, seed=1, tied=tied), folder(family, seed=2, tied=tied, **options)
+
+
+def peer_config(method, base, models, densities=None, **parameters):
+    extra = [{} if densities is None else {"density": density} for density in densities or models]
+    described_models = [described(m, weight=w, **e) for m, w, e in zip(models, (0.7, 0.6), extra, strict=True)]
+    return {"merge_method": method, "models": described_models, "base_model": str(base), "parameters": parameters}
+
+
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+@pytest.mark.parametrize("parameters", [{}, {"normalize": True, "lambda": 0.8}])
+def test_task_arithmetic(folder, tmp_path, family, tied, parameters):
+    base, a, b = base_and_two(folder, family, tied, max_shard_size="20KB")
+    options = {"method": "task_arithmetic", "base": base, "weights": [0.7, 0.6], "parameters": parameters}
+    holdfast.merge([a, b], tmp_path / "ours", **options)
+    expected = peer_merge(peer_config("task_arithmetic", base, [a, b], **parameters), tmp_path / "theirs")
+    assert same(tensors(tmp_path / "ours"), expected)
+
+
+@pytest.mark.parametrize("method", ["dare_linear", "dare_ties"])
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+def test_dare_with_its_sequence(folder, tmp_path, method, family, tied):
+    base, a, b = base_and_two(folder, family, tied)
+    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
+    holdfast.merge([a, b], tmp_path / "ours", method=method, base=base, **options)
+    expected = peer_merge(peer_config(method, base, [a, b], [0.5, 0.3]), tmp_path / "theirs", seed=42)
+    assert same(tensors(tmp_path / "ours"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_dare_in_other_dtypes_without_rescaling(folder, tmp_path, dtype):
+    paths = [folder(dtype=dtype), folder(seed=1, dtype=dtype), folder(seed=2, dtype=dtype)]
+    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 1, "base": paths[0]}
+    holdfast.merge(paths[1:], tmp_path / "ours", method="dare_ties", parameters={"rescale": False}, **options)
+    config = peer_config("dare_ties", paths[0], paths[1:], [0.5, 0.3], rescale=False)
+    assert same(tensors(tmp_path / "ours"), peer_merge(config, tmp_path / "theirs", seed=1))
+
+
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+@pytest.mark.parametrize("parameters", [{}, {"rescale": True, "normalize": False, "int8_mask": True}])
+def test_ties_with_a_stable_sort(folder, tmp_path, family, tied, parameters):
+    base, a, b = base_and_two(folder, family, tied)
+    own = {name: value for name, value in parameters.items() if name != "int8_mask"}
+    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "parameters": own}
+    holdfast.merge([a, b], tmp_path / "ours", method="ties", base=base, **options)
+    config = peer_config("ties", base, [a, b], [0.5, 0.3], **parameters)
+    expected = peer_merge(config, tmp_path / "theirs", stable=True)
+    assert same(tensors(tmp_path / "ours"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_ties_in_other_dtypes(folder, tmp_path, dtype):
+    paths = [folder(dtype=dtype), folder(seed=1, dtype=dtype), folder(seed=2, dtype=dtype)]
+    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "base": paths[0]}
+    holdfast.merge(paths[1:], tmp_path / "ours", method="ties", **options)
+    config = peer_config("ties", paths[0], paths[1:], [0.5, 0.3])
+    assert same(tensors(tmp_path / "ours"), peer_merge(config, tmp_path / "theirs", stable=True))
+
+
+def test_ties_of_the_released_one_differs_only_at_the_threshold(folder, tmp_path):
+    base, a, b = base_and_two(folder)
+    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3]}
+    holdfast.merge([a, b], tmp_path / "ours", method="ties", base=base, **options)
+    ours, theirs = tensors(tmp_path / "ours"), peer_merge(peer_config("ties", base, [a, b], [0.5, 0.3]), tmp_path / "t")
+    for key, found in ours.items():
+        at_threshold = torch.zeros_like(found, dtype=torch.bool)
+        for path, density in ((a, 0.5), (b, 0.3)):
+            magnitudes = (tensors(path)[key] - tensors(base)[key]).abs()
+            smallest = magnitudes.flatten().float().topk(max(1, int(density * magnitudes.numel()))).values[-1]
+            at_threshold |= magnitudes == smallest
+        assert torch.equal(found[~at_threshold], theirs[key][~at_threshold])
+
+
+@pytest.mark.parametrize("method", ["della", "della_linear"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_della_with_its_sequence_and_a_stable_sort(folder, tmp_path, method, family):
+    base, a, b = base_and_two(folder, family)
+    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
+    models = [{"path": a, "epsilon": 0.1}, b]
+    holdfast.merge(models, tmp_path / "ours", method=method, base=base, **options)
+    config = peer_config(method, base, [a, b], [0.5, 0.3])
+    config["models"][0]["parameters"]["epsilon"] = 0.1
+    expected = peer_merge(config, tmp_path / "theirs", seed=42, stable=True)
+    assert same(tensors(tmp_path / "ours"), expected)
+
+
+def largest_distance(ours, theirs):
+    """The largest number of bfloat16 values between two tensors."""
+    return max(
+        (ours[key].view(torch.int16).int() - theirs[key].view(torch.int16).int()).abs().max().item() for key in theirs
+    )
+
+
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+def test_slerp_within_one_unit_in_the_last_place(folder, tmp_path, family, tied):
+    base, a, _ = base_and_two(folder, family, tied)
+    t = {"*mlp*": [0.0, 0.9], "*": 0.3}
+    holdfast.merge([a], tmp_path / "ours", method="slerp", base=base, parameters={"t": t})
+    peer_t = [{"filter": "mlp", "value": [0.0, 0.9]}, {"value": 0.3}]
+    config = {"merge_method": "slerp", "models": [{"model": str(a)}], "base_model": str(base)}
+    expected = peer_merge({**config, "parameters": {"t": peer_t}}, tmp_path / "theirs")
+    ours = tensors(tmp_path / "ours")
+    assert ours.keys() == expected.keys() and largest_distance(ours, expected) <= 1
+
+
+@pytest.mark.parametrize("filter_wise", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_model_stock(folder, tmp_path, filter_wise, dtype):
+    paths = [folder(dtype=dtype), *(folder(seed=seed, dtype=dtype) for seed in (1, 2, 3))]
+    ours, parameters = tmp_path / "ours", {"filter_wise": filter_wise}
+    holdfast.merge(paths[1:], ours, method="model_stock", base=paths[0], parameters=parameters)
+    config = {"merge_method": "model_stock", "models": [{"model": str(path)} for path in paths[1:]]}
+    theirs = peer_merge({**config, "base_model": str(paths[0]), "parameters": parameters}, tmp_path / "theirs")
+    if dtype == torch.bfloat16:
+        assert same(tensors(ours), theirs)
+    else:
+        assert all(torch.allclose(found, theirs[key], atol=1e-6) for key, found in tensors(ours).items())

@@ -9,7 +9,6 @@ import torch
 import holdfast
 from holdfast.core.errors import Damaged, InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.format.digest import digest_hex
-from holdfast.merging.methods import base as method_base
 from tests.merging.models import indexed, make, same, tensors
 
 
@@ -56,12 +55,11 @@ def test_the_record_names_inputs_digests_and_options(folder, tmp_path):
 def test_chunks_and_files_do_not_change_the_result(folder, tmp_path, monkeypatch):
     a, b = folder(seed=1), folder(seed=2)
     holdfast.merge([a, b], tmp_path / "one", weights=[0.3, 0.7])
-    monkeypatch.setattr("holdfast.merging.merge_stream.CHUNK_ELEMENTS", 37)
+    monkeypatch.setattr("holdfast.merging.methods.base.CHUNK_ELEMENTS", 37)
     monkeypatch.setattr("holdfast.merging.merge.BLOCK_BYTES", 1000)
     holdfast.merge([a, b], tmp_path / "many", weights=[0.3, 0.7], max_shard_size=5000)
     assert same(tensors(tmp_path / "one"), tensors(tmp_path / "many"))
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 5
-    assert method_base.CHUNK_ELEMENTS > 37
     indexed(tmp_path / "many")
 
 
@@ -158,3 +156,26 @@ def test_what_cannot_be_merged_is_refused_by_name(tmp_path):
         holdfast.merge([a], tmp_path / "out", method="passthrough")
     with pytest.raises(NotFound):
         holdfast.merge([tmp_path / "nothing"], tmp_path / "out", method="passthrough")
+
+
+@pytest.mark.parametrize("method", ["dare_ties", "della", "ties"])
+def test_neither_order_nor_removed_keys_nor_files_change_what_is_random(folder, tmp_path, method):
+    base, a, b = folder(), {"path": folder(seed=1), "weight": 0.7}, {"path": folder(seed=2), "weight": 0.6}
+    options = {"method": method, "base": base, "densities": [0.5, 0.5], "seed": 3}
+    holdfast.merge([a, b], tmp_path / "one", **options)
+    holdfast.merge([b, a], tmp_path / "two", remove=["*.layers.0.*"], max_shard_size=5000, **options)
+    one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
+    assert two.keys() == {key for key in one if ".layers.0." not in key}
+    assert same({key: one[key] for key in two}, two)
+    holdfast.merge([a, b], tmp_path / "other", **{**options, "seed": 4})
+    assert same(tensors(tmp_path / "other"), one) == (method == "ties")
+
+
+def test_the_sequence_of_mergekit_goes_through_blocks_and_chunks(folder, tmp_path, monkeypatch):
+    base, models = folder(), [folder(seed=1), folder(seed=2)]
+    options = {"method": "della", "base": base, "weights": [1, 1], "densities": [0.5, 0.4], "rng": "mergekit"}
+    holdfast.merge(models, tmp_path / "one", **options)
+    monkeypatch.setattr("holdfast.merging.methods.base.CHUNK_ELEMENTS", 37)
+    monkeypatch.setattr("holdfast.merging.merge.BLOCK_BYTES", 1000)
+    holdfast.merge(models, tmp_path / "many", **options)
+    assert same(tensors(tmp_path / "one"), tensors(tmp_path / "many"))

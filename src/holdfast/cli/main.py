@@ -19,7 +19,7 @@ _COMMANDS = {
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
     "convert": "Convert a checkpoint to other names, shapes, dtypes or formats.",
     "size": "Print the memory that a run needs, and the size of its checkpoints.",
-    "merge": "Merge models into one, streamed: linear, passthrough.",
+    "merge": "Merge models into one: linear, slerp, ties, dare, della and others.",
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",

@@ -23,6 +23,8 @@ from holdfast.core.terminal import progress_bar
 @click.option("--weight", "weights", multiple=True, metavar="W", help="The weight of a model, in their order. Repeat.")
 @click.option("--density", "densities", multiple=True, metavar="D", help="The share of a model's changes to keep.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of the method. Repeat.")
+@click.option("--seed", default=0, show_default=True, help="Seed of random masks.")
+@click.option("--rng", default="holdfast", show_default=True, help="Random masks: holdfast, or mergekit's sequence.")
 @click.option("--donor", metavar="MODEL", help="Whose config and tokenizer to copy. [default: the base, or the first]")
 @click.option("--dtype", help="Compute in bfloat16, float16, float32 or float64. [default: that of the models]")
 @click.option("--out-dtype", help="Store in this dtype. [default: that of the computation]")
@@ -39,6 +41,8 @@ def command(
     weights: tuple[str, ...],
     densities: tuple[str, ...],
     settings: tuple[str, ...],
+    seed: int,
+    rng: str,
     donor: str | None,
     dtype: str | None,
     out_dtype: str | None,
@@ -52,12 +56,22 @@ def command(
 
     \b
     holdfast merge A B merged --weight 0.7 --weight 0.3
+    holdfast merge A B merged --method ties --base BASE --weight 1 --weight 1 --density 0.3 --density 0.3
+    holdfast merge A merged --method slerp --base B --set t=0.4
     holdfast merge A merged --method passthrough --remove "*.inv_freq" --out-dtype bfloat16
     torchrun --nproc-per-node 8 -m holdfast merge A B merged --weight 1 --weight 1
 
     \b
-    linear       weighted average of the models (weight, normalize=true)
-    passthrough  one model as it is (scale=1)
+    linear           weighted average of models (weight, normalize=true)
+    slerp            spherical interpolation between base and model (t)
+    task_arithmetic  base plus weighted changes (weight, lambda=1)
+    ties             largest changes that agree in sign (weight, density)
+    dare_linear      random changes (weight, density, rescale=true)
+    dare_ties        random changes that agree in sign
+    della            changes dropped by rank, that agree (density, epsilon=0.15)
+    della_linear     changes dropped by rank
+    model_stock      average, drawn to the base (filter_wise=false)
+    passthrough      one model as it is (scale=1)
 
     A path may name a checkpoint, or a run's root for its newest step. Tensors are merged a chunk at
     a time, so that the memory does not depend on their size, and DST appears atomically. Config,
@@ -80,6 +94,8 @@ def command(
             base=None if base is None else model_options(base),
             parameters=settings_of(_named(settings)),
             donor=donor,
+            seed=seed,
+            rng=rng,
             dtype=dtype,
             out_dtype=out_dtype,
             remove=remove,

@@ -10,6 +10,8 @@ import torch
 from holdfast.convert.source_files import SourceFiles
 from holdfast.core.errors import Mismatch
 from holdfast.merging.merge_plan import MergedTensor, MergePlan
+from holdfast.merging.methods import base
+from holdfast.merging.methods.base import Draws
 
 
 class TensorChunks:
@@ -29,10 +31,17 @@ class TensorChunks:
 class ChunkMerger:
     """Merges chunks of any output tensor on one thread."""
 
-    def __init__(self, plan: MergePlan, scanned: Mapping[str, Any]) -> None:
+    def __init__(self, plan: MergePlan, scanned: Mapping[str, Any], draws: Draws) -> None:
         self._plan = plan
+        self._draws = draws
         self._scanned = scanned
         self._files = [model.open_files() for model in plan.models]
+
+    def chunk_end(self, tensor: MergedTensor, begin: int) -> int:
+        """Return where a chunk that begins at an element ends: a whole number of units from the first element on."""
+        unit = 1 if tensor.task is None else self._plan.method.unit(tensor.task)
+        step = -(-base.CHUNK_ELEMENTS // unit) * unit
+        return (begin // step + 1) * step
 
     def merge(self, tensor: MergedTensor, start: int, stop: int) -> torch.Tensor:
         """Return the flat elements [start, stop) of an output tensor, in its dtype."""
@@ -43,7 +52,7 @@ class ChunkMerger:
         unit = self._plan.method.unit(task)
         begin, end = start - start % unit, min(tensor.elements, stop + -stop % unit)
         chunks = reader.read(begin, end)
-        merged = self._plan.method.merge(task, self._scanned.get(tensor.key), begin, chunks)
+        merged = self._plan.method.merge(task, self._scanned.get(tensor.key), begin, chunks, self._draws)
         return merged[start - begin : stop - begin].to(getattr(torch, tensor.dtype.name))
 
     def _copy(self, tensor: MergedTensor, chunks: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -30,6 +30,7 @@ from holdfast.merging.merge_stream import (
     write_blocks,
 )
 from holdfast.merging.model_input import InputModel
+from holdfast.merging.random_masks import draws_of
 from holdfast.merging.tensor_scans import scan_tensors
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
@@ -115,12 +116,14 @@ class PreparedMerge:
         with one_thread_per_operation(), verifying(self.plan, ranks, enabled=self.options.verify):
             run_on_all_ranks(ranks, self._check_models)
             self._record = merge_record(self.options, self.plan, input_digests(self.plan, ranks, threads))
-            scanned = scan_tensors(self.plan, ranks, threads, progress)
+            draws = draws_of(self.options.rng, self.options.seed, ranks)
+            threads = 1 if draws.sequential else threads
+            scanned = scan_tensors(self.plan, draws, ranks, threads, progress)
             blocks = blocks_of(self.output.files, BLOCK_BYTES)
             own = blocks_of_rank(blocks, ranks, whole_files=attempt.storage.whole_files)
 
             def work() -> list[list[object]]:
-                reports = write_blocks(self.plan, scanned, own, attempt, threads, progress)
+                reports = write_blocks(self.plan, scanned, draws, own, attempt, threads, progress)
                 return [report.fields() for report in reports]
 
             answers = run_on_all_ranks(ranks, work)

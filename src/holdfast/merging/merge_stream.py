@@ -19,7 +19,7 @@ from holdfast.core.terminal import Progress
 from holdfast.core.threads import cores
 from holdfast.merging.chunk_reader import ChunkMerger
 from holdfast.merging.merge_plan import MergedTensor, MergePlan
-from holdfast.merging.methods.base import CHUNK_ELEMENTS
+from holdfast.merging.methods.base import Draws
 from holdfast.plan.files import Place, aligned_buffer
 
 MOST_THREADS = 8
@@ -93,6 +93,7 @@ def one_thread_per_operation() -> Iterator[None]:
 def write_blocks(
     plan: MergePlan,
     scanned: Mapping[str, Any],
+    draws: Draws,
     blocks: Sequence[MergedBlock],
     attempt: Attempt,
     threads: int,
@@ -104,7 +105,7 @@ def write_blocks(
 
     def gatherer() -> Callable[[MergedBlock], list[memoryview]]:
         torch.set_num_threads(1)  # a setting of each thread
-        merger = ChunkMerger(plan, scanned)
+        merger = ChunkMerger(plan, scanned, draws)
         mergers.append(merger)
         buffer = aligned_buffer(largest)
 
@@ -130,6 +131,8 @@ def fill_block(block: MergedBlock, merger: ChunkMerger, tensors: Mapping[str, Me
         tensor = tensors[place.spec.key]
         item = place.spec.dtype.bytes
         target = torch.from_numpy(buffer[at : at + (stop - start) * item]).view(getattr(torch, tensor.dtype.name))
-        for begin in range(start, stop, CHUNK_ELEMENTS):
-            end = min(stop, begin + CHUNK_ELEMENTS)
+        begin = start
+        while begin < stop:
+            end = min(stop, merger.chunk_end(tensor, begin))
             target[begin - start : end - start] = merger.merge(tensor, begin, end)
+            begin = end

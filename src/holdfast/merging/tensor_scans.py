@@ -12,19 +12,22 @@ from holdfast.core.terminal import Progress
 from holdfast.core.threads import run_on_threads
 from holdfast.merging.chunk_reader import TensorChunks
 from holdfast.merging.merge_plan import MergedTensor, MergePlan
+from holdfast.merging.methods.base import Draws
 
 
-def scanned_tensors(plan: MergePlan) -> list[MergedTensor]:
-    """Return the tensors that the method must scan, the largest first."""
-    found = [
-        tensor for tensor in plan.tensors.values() if tensor.task is not None and plan.method.needs_scan(tensor.task)
-    ]
-    return sorted(found, key=lambda tensor: (-tensor.elements, tensor.key))
+def scanned_tensors(plan: MergePlan, draws: Draws) -> list[MergedTensor]:
+    """Return the tensors that the method must scan: the largest first, or in the order of a random sequence."""
+    found = []
+    for tensor in plan.tensors.values():
+        drawn = draws.sequential and tensor.task is not None and plan.method.is_random(tensor.task)
+        if tensor.task is not None and (drawn or plan.method.needs_scan(tensor.task)):
+            found.append(tensor)
+    return sorted(found, key=lambda tensor: tensor.key if draws.sequential else (-tensor.elements, tensor.key))
 
 
-def scan_tensors(plan: MergePlan, ranks: Ranks, threads: int, progress: Progress) -> dict[str, Any]:
+def scan_tensors(plan: MergePlan, draws: Draws, ranks: Ranks, threads: int, progress: Progress) -> dict[str, Any]:
     """Return the results of the scans by key, on every rank. Collective."""
-    own = scanned_tensors(plan)[ranks.rank :: ranks.world]
+    own = scanned_tensors(plan, draws)[ranks.rank :: ranks.world]
     found: dict[str, Any] = {}
 
     def work(tasks: Iterator[MergedTensor]) -> None:
@@ -34,7 +37,7 @@ def scan_tensors(plan: MergePlan, ranks: Ranks, threads: int, progress: Progress
             with torch.inference_mode():
                 for tensor in tasks:
                     assert tensor.task is not None
-                    found[tensor.key] = plan.method.scan(tensor.task, TensorChunks(tensor, files))
+                    found[tensor.key] = plan.method.scan(tensor.task, TensorChunks(tensor, files), draws)
                     progress(tensor.bytes)
         finally:
             for opened in files:
@@ -44,4 +47,6 @@ def scan_tensors(plan: MergePlan, ranks: Ranks, threads: int, progress: Progress
         run_on_threads(min(threads, len(own)), "holdfast-scan", own, work)
         return found
 
-    return {key: value for answer in run_on_all_ranks(ranks, share) for key, value in answer.items()}
+    answers = run_on_all_ranks(ranks, share)
+    draws.end_scans()
+    return {key: value for answer in answers for key, value in answer.items()}

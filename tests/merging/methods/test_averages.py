@@ -4,6 +4,9 @@ import torch
 from holdfast.core.errors import InvalidArgument
 from holdfast.merging.methods.averages import LinearMerge, PassthroughMerge
 from holdfast.merging.methods.base import TensorTask
+from holdfast.merging.random_masks import ElementDraws
+
+NO_DRAWS = ElementDraws(0)
 
 
 def task(weights, dtype=torch.bfloat16, **shared):
@@ -15,18 +18,21 @@ def task(weights, dtype=torch.bfloat16, **shared):
 
 def test_linear_rounds_once():
     a, b = torch.tensor([1.0, 256.0]).bfloat16(), torch.tensor([2.0**-9, 1.0]).bfloat16()
-    found = LinearMerge().merge(task([1, 1], normalize=False), None, 0, [a, b])
+    found = LinearMerge().merge(task([1, 1], normalize=False), None, 0, [a, b], NO_DRAWS)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, (a.double() + b.double()).bfloat16())
 
 
 def test_linear_keeps_the_precision_of_float64():
     a, b = torch.tensor([1.0]).double(), torch.tensor([2.0**-40]).double()
-    assert LinearMerge().merge(task([1, 1], torch.float64, normalize=False), None, 0, [a, b]).item() == 1 + 2.0**-40
+    assert (
+        LinearMerge().merge(task([1, 1], torch.float64, normalize=False), None, 0, [a, b], NO_DRAWS).item()
+        == 1 + 2.0**-40
+    )
 
 
 def test_linear_divides_by_the_sum_of_the_weights():
-    found = LinearMerge().merge(task([3, 1], torch.float32), None, 0, [torch.ones(2), torch.zeros(2)])
+    found = LinearMerge().merge(task([3, 1], torch.float32), None, 0, [torch.ones(2), torch.zeros(2)], NO_DRAWS)
     assert found.tolist() == [0.75, 0.75]
 
 
@@ -37,4 +43,4 @@ def test_linear_refuses_weights_that_add_up_to_nothing():
 
 def test_passthrough_scales():
     one = TensorTask("w", (2,), 2, torch.float32, ("a",), None, {}, ({"scale": 2},))
-    assert PassthroughMerge().merge(one, None, 0, [torch.ones(2)]).tolist() == [2, 2]
+    assert PassthroughMerge().merge(one, None, 0, [torch.ones(2)], NO_DRAWS).tolist() == [2, 2]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.merging.methods.base import MergeMethod, MethodParameter, TensorTask
+from holdfast.merging.methods.base import Draws, MergeMethod, MethodParameter, TensorTask
 
 
 class LinearMerge(MergeMethod):
@@ -32,7 +32,9 @@ class LinearMerge(MergeMethod):
         exact = torch.float64 if task.dtype == torch.float64 else torch.float32
         return torch.tensor([[float(values["weight"]) for values in task.per_input]], dtype=exact)
 
-    def merge(self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def merge(
+        self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor], draws: Draws
+    ) -> torch.Tensor:
         weights = self._weights(task)
         result = torch.zeros(tensors[0].shape, dtype=weights.dtype)
         for tensor, weight in zip(tensors, weights.unbind(1), strict=True):
@@ -50,6 +52,8 @@ class PassthroughMerge(MergeMethod):
     parameters = (MethodParameter("scale", "factor of the weights", 1.0, per_model=True, base_too=True),)
     most = 1
 
-    def merge(self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def merge(
+        self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor], draws: Draws
+    ) -> torch.Tensor:
         scale = task.per_input[0]["scale"]
         return tensors[0] if scale == 1 else tensors[0] * scale

@@ -7,7 +7,7 @@ sums over the inputs go in the order of the inputs, and a scan reads a tensor in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +50,25 @@ class TensorTask:
         return [number for number in range(len(self.names)) if number != self.base]
 
 
+class Draws(Protocol):
+    """Random masks for the inputs of output tensors."""
+
+    @property
+    def sequential(self) -> bool:
+        """True if masks come from one sequence, which a scan must pass in the order of the keys."""
+
+    def begin(self, task: TensorTask, number: int) -> None:
+        """Announce that a scan draws the masks of an input from its first element on."""
+
+    def end_scans(self) -> None:
+        """Announce that all scans have ended: from now on masks are drawn again."""
+
+    def mask(
+        self, task: TensorTask, number: int, start: int, count: int, probability: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return for `count` elements from `start` on whether each is kept, with one probability or one for each."""
+
+
 class ChunkReader(Protocol):
     """The inputs of one output tensor."""
 
@@ -78,9 +97,22 @@ class MergeMethod:
         """Return True if `merge` needs the result of a scan of the whole tensor."""
         return False
 
-    def scan(self, task: TensorTask, reader: ChunkReader) -> Any:
+    def is_random(self, task: TensorTask) -> bool:
+        """Return True if `merge` draws random masks."""
+        return False
+
+    def scan(self, task: TensorTask, reader: ChunkReader, draws: Draws) -> Any:
         """Read the inputs in order and return what `merge` needs of the whole tensor, as a JSON value."""
 
-    def merge(self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def merge(
+        self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor], draws: Draws
+    ) -> torch.Tensor:
         """Return the flat result of the chunk at `start`, in the task's dtype. The inputs may be overwritten."""
         raise NotImplementedError
+
+
+def chunk_ranges(elements: int, unit: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of chunks in order; each is a whole number of units."""
+    step = -(-CHUNK_ELEMENTS // unit) * unit
+    for start in range(0, elements, step):
+        yield start, min(elements, start + step)
