@@ -1,5 +1,7 @@
 """Merges shared by ranks: the same bytes as one process, and one error for all."""
 
+from typing import Any
+
 import pytest
 import safetensors.torch
 import torch
@@ -32,7 +34,7 @@ def merge_on_rank(models, out, options):
     return holdfast.merge(models, out, max_shard_size=30_000, **options).files
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "linear": {"weights": [0.5, 0.3, 0.4]},
     **{method: {"densities": [0.5, 0.3]} for method in ("ties", "dare_ties", "dare_linear", "della", "della_linear")},
     "task_arithmetic": {},

@@ -1,5 +1,7 @@
 """Results beside those of mergekit 0.1.5, bit for bit, on three architectures, tied and untied, sharded or not."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,7 +31,8 @@ def test_linear(folder, tmp_path, family, tied):
 def test_linear_of_three_without_normalization_in_another_dtype(folder, tmp_path):
     paths = [folder(seed=1), folder(seed=2, dtype=torch.float32), folder(seed=3, dtype=torch.float16)]
     weights = [0.2, [0.1, 0.9], 0.4]
-    ours, options = tmp_path / "ours", {"normalize": False}
+    ours = tmp_path / "ours"
+    options = {"normalize": False}
     holdfast.merge(paths, ours, weights=weights, parameters=options, dtype="float32", out_dtype="bfloat16")
     models = [described(path, weight=weight) for path, weight in zip(paths, weights, strict=True)]
     config = {"merge_method": "linear", "models": models, "parameters": options}
@@ -70,7 +73,12 @@ def peer_config(method, base, models, densities=None, **parameters):
 @pytest.mark.parametrize("parameters", [{}, {"normalize": True, "lambda": 0.8}])
 def test_task_arithmetic(folder, tmp_path, family, tied, parameters):
     base, a, b = base_and_two(folder, family, tied, max_shard_size="20KB")
-    options = {"method": "task_arithmetic", "base": base, "weights": [0.7, 0.6], "parameters": parameters}
+    options: dict[str, Any] = {
+        "method": "task_arithmetic",
+        "base": base,
+        "weights": [0.7, 0.6],
+        "parameters": parameters,
+    }
     holdfast.merge([a, b], tmp_path / "ours", **options)
     expected = peer_merge(peer_config("task_arithmetic", base, [a, b], **parameters), tmp_path / "theirs")
     assert same(tensors(tmp_path / "ours"), expected)
@@ -80,7 +88,7 @@ def test_task_arithmetic(folder, tmp_path, family, tied, parameters):
 @pytest.mark.parametrize(("family", "tied"), FAMILIES)
 def test_dare_with_its_sequence(folder, tmp_path, method, family, tied):
     base, a, b = base_and_two(folder, family, tied)
-    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
+    options: dict[str, Any] = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
     holdfast.merge([a, b], tmp_path / "ours", method=method, base=base, **options)
     expected = peer_merge(peer_config(method, base, [a, b], [0.5, 0.3]), tmp_path / "theirs", seed=42)
     assert same(tensors(tmp_path / "ours"), expected)
@@ -89,7 +97,13 @@ def test_dare_with_its_sequence(folder, tmp_path, method, family, tied):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_dare_in_other_dtypes_without_rescaling(folder, tmp_path, dtype):
     paths = [folder(dtype=dtype), folder(seed=1, dtype=dtype), folder(seed=2, dtype=dtype)]
-    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 1, "base": paths[0]}
+    options: dict[str, Any] = {
+        "weights": [0.7, 0.6],
+        "densities": [0.5, 0.3],
+        "rng": "mergekit",
+        "seed": 1,
+        "base": paths[0],
+    }
     holdfast.merge(paths[1:], tmp_path / "ours", method="dare_ties", parameters={"rescale": False}, **options)
     config = peer_config("dare_ties", paths[0], paths[1:], [0.5, 0.3], rescale=False)
     assert same(tensors(tmp_path / "ours"), peer_merge(config, tmp_path / "theirs", seed=1))
@@ -100,7 +114,7 @@ def test_dare_in_other_dtypes_without_rescaling(folder, tmp_path, dtype):
 def test_ties_with_a_stable_sort(folder, tmp_path, family, tied, parameters):
     base, a, b = base_and_two(folder, family, tied)
     own = {name: value for name, value in parameters.items() if name != "int8_mask"}
-    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "parameters": own}
+    options: dict[str, Any] = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "parameters": own}
     holdfast.merge([a, b], tmp_path / "ours", method="ties", base=base, **options)
     config = peer_config("ties", base, [a, b], [0.5, 0.3], **parameters)
     expected = peer_merge(config, tmp_path / "theirs", stable=True)
@@ -110,7 +124,7 @@ def test_ties_with_a_stable_sort(folder, tmp_path, family, tied, parameters):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_ties_in_other_dtypes(folder, tmp_path, dtype):
     paths = [folder(dtype=dtype), folder(seed=1, dtype=dtype), folder(seed=2, dtype=dtype)]
-    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "base": paths[0]}
+    options: dict[str, Any] = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "base": paths[0]}
     holdfast.merge(paths[1:], tmp_path / "ours", method="ties", **options)
     config = peer_config("ties", paths[0], paths[1:], [0.5, 0.3])
     assert same(tensors(tmp_path / "ours"), peer_merge(config, tmp_path / "theirs", stable=True))
@@ -118,7 +132,7 @@ def test_ties_in_other_dtypes(folder, tmp_path, dtype):
 
 def test_ties_of_the_released_one_differs_only_at_the_threshold(folder, tmp_path):
     base, a, b = base_and_two(folder)
-    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3]}
+    options: dict[str, Any] = {"weights": [0.7, 0.6], "densities": [0.5, 0.3]}
     holdfast.merge([a, b], tmp_path / "ours", method="ties", base=base, **options)
     ours, theirs = tensors(tmp_path / "ours"), peer_merge(peer_config("ties", base, [a, b], [0.5, 0.3]), tmp_path / "t")
     for key, found in ours.items():
@@ -134,7 +148,7 @@ def test_ties_of_the_released_one_differs_only_at_the_threshold(folder, tmp_path
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_della_with_its_sequence_and_a_stable_sort(folder, tmp_path, method, family):
     base, a, b = base_and_two(folder, family)
-    options = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
+    options: dict[str, Any] = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
     models = [{"path": a, "epsilon": 0.1}, b]
     holdfast.merge(models, tmp_path / "ours", method=method, base=base, **options)
     config = peer_config(method, base, [a, b], [0.5, 0.3])

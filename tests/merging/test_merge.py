@@ -161,7 +161,7 @@ def test_what_cannot_be_merged_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("method", ["dare_ties", "della", "ties"])
 def test_neither_order_nor_removed_keys_nor_files_change_what_is_random(folder, tmp_path, method):
     base, a, b = folder(), {"path": folder(seed=1), "weight": 0.7}, {"path": folder(seed=2), "weight": 0.6}
-    options = {"method": method, "base": base, "densities": [0.5, 0.5], "seed": 3}
+    options: dict[str, Any] = {"method": method, "base": base, "densities": [0.5, 0.5], "seed": 3}
     holdfast.merge([a, b], tmp_path / "one", **options)
     holdfast.merge([b, a], tmp_path / "two", remove=["*.layers.0.*"], max_shard_size=5000, **options)
     one, two = tensors(tmp_path / "one"), tensors(tmp_path / "two")
@@ -173,7 +173,13 @@ def test_neither_order_nor_removed_keys_nor_files_change_what_is_random(folder, 
 
 def test_the_sequence_of_mergekit_goes_through_blocks_and_chunks(folder, tmp_path, monkeypatch):
     base, models = folder(), [folder(seed=1), folder(seed=2)]
-    options = {"method": "della", "base": base, "weights": [1, 1], "densities": [0.5, 0.4], "rng": "mergekit"}
+    options: dict[str, Any] = {
+        "method": "della",
+        "base": base,
+        "weights": [1, 1],
+        "densities": [0.5, 0.4],
+        "rng": "mergekit",
+    }
     holdfast.merge(models, tmp_path / "one", **options)
     monkeypatch.setattr("holdfast.merging.methods.base.CHUNK_ELEMENTS", 37)
     monkeypatch.setattr("holdfast.merging.merge.BLOCK_BYTES", 1000)

@@ -47,4 +47,5 @@ class SlerpMerge(MergeMethod):
     ) -> torch.Tensor:
         exact = torch.float64 if task.dtype == torch.float64 else torch.float32
         base, other = (tensors[number].to(exact) for number in (task.base or 0, task.others[0]))
-        return (base * scanned[0] + other * scanned[1]).to(task.dtype)
+        of_base, of_other = (float(factor) for factor in scanned)
+        return (base * of_base + other * of_other).to(task.dtype)
