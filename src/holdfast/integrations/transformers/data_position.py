@@ -1,4 +1,4 @@
-"""The position in the data: Trainer counts steps, so that a step must have as many samples as before."""
+"""The position in the data: the epoch and its steps, each of as many samples as before."""
 
 from __future__ import annotations
 
@@ -8,6 +8,46 @@ from typing import Any
 from transformers.trainer_utils import has_length
 
 from holdfast.core.errors import Mismatch
+
+
+class StepCounter:
+    """Counts the epochs of a run and the steps of each.
+
+    Trainer divides the steps of the run by those of an epoch. That is another place where a callback stopped an epoch
+    early, or where the data has no length and was read several times.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = self.steps = 0
+        self._next = (0, 0)
+        self._has_ended = True
+
+    def start(self, epoch: int, steps: int) -> None:
+        """Begin with an epoch of which some steps were done."""
+        self._next = (epoch, steps)
+        self.epoch, self.steps = self._next
+
+    def begin_epoch(self) -> bool:
+        """Count an epoch; return True if some of its steps were done by an earlier start."""
+        self.epoch, self.steps = self._next
+        self._next = (self.epoch + 1, 0)
+        self._has_ended = False
+        return self.steps > 0
+
+    def end_step(self) -> None:
+        """Count a step."""
+        self.steps += 1
+
+    def end_epoch(self) -> None:
+        """Note that the epoch is over, or the training amid it."""
+        self._has_ended = True
+
+    def position(self, control: Any, steps_per_epoch: int | None) -> dict[str, int]:
+        """Return where a run goes on after this step."""
+        stops = control.should_epoch_stop or (self._has_ended and not control.should_training_stop)
+        if stops or (steps_per_epoch is not None and self.steps >= steps_per_epoch):
+            return {"epoch": self.epoch + 1, "steps": 0}
+        return {"epoch": self.epoch, "steps": self.steps}
 
 
 def data_layout(trainer: Any, steps_per_epoch: int | None) -> dict[str, Any]:

@@ -79,11 +79,16 @@ class HoldfastMixin(Trainer):
         resume_from_checkpoint: Any,
         trial: Any,
     ) -> Any:
-        begun = super()._init_training_state(
+        epoch, batches = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
-        self._plugin.check_data(num_update_steps_per_epoch)
-        return begun
+        return self._plugin.begin_at(epoch, batches, num_update_steps_per_epoch)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return Trainer's loader; the seed of its workers is not drawn once more by a resumed run."""
+        loader = super().get_eval_dataloader(eval_dataset)
+        self._plugin.begin_evaluation(loader)
+        return loader
 
     def _load_callback_state(self) -> None:
         """Restore callbacks that can say their state, such as EarlyStoppingCallback.

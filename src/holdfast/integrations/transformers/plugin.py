@@ -24,7 +24,8 @@ from holdfast.engine.peek import peek_at
 from holdfast.engine.save_handle import SaveHandle
 from holdfast.integrations.transformers.carried_values import CarriedValues
 from holdfast.integrations.transformers.committed_saves import CommittedSaves
-from holdfast.integrations.transformers.data_position import data_layout, require_same_data
+from holdfast.integrations.transformers.data_position import StepCounter, data_layout, require_same_data
+from holdfast.integrations.transformers.epoch_begin import EpochBegin
 from holdfast.integrations.transformers.plugin_options import PluginOptions, save_metrics
 from holdfast.integrations.transformers.processing_files import ProcessingFiles
 from holdfast.integrations.transformers.refusals import require_supported
@@ -59,6 +60,8 @@ class TrainerPlugin:
         self._committed: CommittedSaves | None = None
         self._streams = RandomStreams(late=True)
         self._carried = CarriedValues(trainer, options.carry)
+        self._counter = StepCounter()
+        self._epoch_begin = EpochBegin(trainer)
         self._log = LogHistory(trainer)
         self._folder = ""  # given to Trainer as resume_from_checkpoint: holds nothing but its state
         self._loaded_step: int | None = None
@@ -91,6 +94,7 @@ class TrainerPlugin:
         self._carried.forget()
         self._log = LogHistory(self.trainer)
         self._streams = RandomStreams(late=True)
+        self._epoch_begin = EpochBegin(self.trainer)
         self.resume, self._loaded_step, self._saved_step = None, None, None
         self._checked = self._prepared = False
         if not request and not self.options.saves(self.trainer.args):
@@ -188,15 +192,22 @@ class TrainerPlugin:
         """Return True if Trainer was asked to load the folder that stands for a step of Holdfast."""
         return bool(folder) and folder == self._folder
 
-    def check_data(self, steps_per_epoch: int) -> None:
-        """Raise Mismatch if the counters do not name the same samples as when they were saved."""
+    def begin_at(self, epoch: int, batches: int, steps_per_epoch: int) -> tuple[int, int]:
+        """Return the epoch to begin with and its batches that were used, which Trainer takes to be those given.
+
+        Raises Mismatch if the counters do not name the same samples as when they were saved.
+        """
         self._steps_per_epoch = steps_per_epoch
-        if self.resume is None:
-            return
-        args, state = self.trainer.args, self.trainer.state
-        live = data_layout(self.trainer, steps_per_epoch)
-        require_same_data(self.resume.record["data"], live, ignore_data_skip=args.ignore_data_skip)
-        self._note_best(state)
+        args, accumulation = self.trainer.args, self.trainer.args.gradient_accumulation_steps
+        steps = batches // accumulation
+        if self.resume is not None:
+            live = data_layout(self.trainer, steps_per_epoch)
+            require_same_data(self.resume.record["data"], live, ignore_data_skip=args.ignore_data_skip)
+            self._note_best(self.trainer.state)
+            if not args.ignore_data_skip:
+                epoch, steps = self.resume.record["position"]["epoch"], self.resume.record["position"]["steps"]
+        self._counter.start(epoch, steps)
+        return epoch, steps * accumulation
 
     def restore(self) -> None:
         """Load everything into the live objects: Trainer has just wrapped the model and made the optimizer."""
@@ -224,6 +235,24 @@ class TrainerPlugin:
     def apply_streams(self) -> None:
         """Set the random streams: Trainer calls at the right time, before an epoch or after its first batch."""
         self._streams.apply()
+        if not self._counter.steps:
+            self._epoch_begin.note()
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Keep what the order of the epoch will be drawn from, or set it again amid the epoch."""
+        self._epoch_begin.begin(loader, amid=self._counter.begin_epoch())
+
+    def begin_evaluation(self, loader: Any) -> None:
+        """Keep the streams of training as they are in a run without interruptions."""
+        self._epoch_begin.begin_evaluation(loader)
+
+    def end_step(self) -> None:
+        """Count a step of the epoch."""
+        self._counter.end_step()
+
+    def end_epoch(self) -> None:
+        """Note that the epoch is over."""
+        self._counter.end_epoch()
 
     def begin_training(self) -> None:
         """Set the values that Trainer has just zeroed."""
@@ -252,13 +281,14 @@ class TrainerPlugin:
         record = {
             "fields": state_fields(trainer),
             "data": data_layout(trainer, self._steps_per_epoch),
+            "position": self._counter.position(trainer.control, self._steps_per_epoch),
             "model_only": model_only,
         }
         state = {"model": trainer.model, RECORD: record, "trainer_log": self._log}
         if model_only:
             return state
         state |= {"optimizer": _inner_optimizer(trainer.optimizer), "random": self._streams}
-        state |= {"trainer_values": self._carried}
+        state |= {"trainer_values": self._carried, "trainer_epoch": self._epoch_begin}
         if trainer.lr_scheduler is not None:
             state["scheduler"] = trainer.lr_scheduler
         scaler = getattr(trainer.accelerator, "scaler", None)

@@ -18,13 +18,19 @@ class HookTarget(Protocol):
 
     def require_loaded(self) -> None: ...
 
+    def begin_epoch(self, loader: Any) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def end_epoch(self) -> None: ...
+
     def has_saved(self, step: int) -> bool: ...
 
     def remove_extras_folder(self, step: int) -> None: ...
 
 
 class TrainerHooks(TrainerCallback):
-    """The callback of the plug-in: the first event after Trainer zeroes its counters, and the first step."""
+    """The callback of the plug-in: the first event after Trainer zeroes its counters, its epochs and steps."""
 
     def __init__(self, plugin: HookTarget) -> None:
         self._plugin = plugin
@@ -32,8 +38,17 @@ class TrainerHooks(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._plugin.begin_training()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._plugin.begin_epoch(kwargs["train_dataloader"])
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._plugin.require_loaded()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._plugin.end_step()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._plugin.end_epoch()
 
 
 class LateSaveEvents:
