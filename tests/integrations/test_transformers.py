@@ -19,11 +19,18 @@ pytestmark = pytest.mark.slow
 RUNS, CASES = "tests.integrations.trainer_runs", "tests.integrations.trainer_cases"
 EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 4}
 BEST: dict[str, Any] = EVALUATED | {"save_total_limit": 2, "load_best_model_at_end": True}
+GROUPED: dict[str, Any] = {"train_sampling_strategy": "group_by_length"}
+UNSEEDED: dict[str, Any] = {"accelerator_config": {"use_seedable_sampler": False}}
+WORKERS: dict[str, Any] = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
 FSDP2: dict[str, Any] = {"fsdp2": True, "per_device_train_batch_size": 1}
 
 
 def run(world: int, *, first: int = 5, **changes: Any) -> Killed:
     return Killed(RUNS, "run", world, (changes,), first)
+
+
+def odd(world: int, kind: str, *, first: int = 5, **changes: Any) -> Killed:
+    return Killed(CASES, "run_odd", world, (kind, changes), first)
 
 
 SCENARIOS = {
@@ -39,9 +46,22 @@ SCENARIOS = {
     "DDP": run(2, per_device_train_batch_size=1, logging_steps=3, **BEST),
     "FSDP2": run(2, logging_steps=3, **BEST, **FSDP2),
     "FSDP2, ends of epochs": run(2, first=9, save_strategy="epoch", **FSDP2),
+    "one process, order of a stream": run(1, first=9, num_train_epochs=3, **GROUPED, **WORKERS, **EVALUATED),
+    "one process, unseeded order": run(1, first=9, num_train_epochs=3, **UNSEEDED),
+    "one process, unseeded order and workers": run(1, first=9, num_train_epochs=3, **UNSEEDED, **WORKERS),
+    "one process, fewer batches than accumulated": run(1, gradient_accumulation_steps=20, num_train_epochs=14),
+    "one process, kept workers": run(1, first=9, num_train_epochs=3, **WORKERS, **EVALUATED),
+    "one process, sampler with a generator": odd(1, "sampler", first=9, num_train_epochs=3, **UNSEEDED),
+    "one process, epochs stopped early": odd(1, "stops", first=6, num_train_epochs=3, save_steps=3),
+    "one process, data without a length": odd(1, "stream", max_steps=14, save_steps=3),
+    "DDP, data without a length": odd(2, "stream", max_steps=14, save_steps=3, per_device_train_batch_size=1),
+    "DDP, unseeded order": run(2, first=9, num_train_epochs=3, per_device_train_batch_size=1, **UNSEEDED),
+    "DDP, order of a stream": run(
+        2, first=9, num_train_epochs=3, per_device_train_batch_size=1, **GROUPED, **WORKERS, **EVALUATED
+    ),
     "mixin": Killed(CASES, "run_mixin", 1, ({"logging_steps": 3},)),
 }
-QUICK = ("one process, logs not aligned", "FSDP2")
+QUICK = ("one process, logs not aligned", "one process, order of a stream", "FSDP2")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +120,12 @@ def test_what_cannot_be_attached_is_refused_by_name(launcher: Launcher, tmp_path
     assert "hyperparameter search" in found["trial"]
     assert "hyperparameter search" in found["search"]
     assert "the trainer has no no_such_thing" in found["carry"]
+
+
+@pytest.mark.full
+def test_a_save_amid_an_accumulation_is_warned_of(launcher: Launcher, tmp_path: Path):
+    found = one(launcher, "pending_gradients", str(tmp_path / "run"))
+    assert any("amid a gradient accumulation" in text for text in found["warned"])
 
 
 @pytest.mark.full

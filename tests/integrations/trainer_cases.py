@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from torch.utils.data import IterableDataset, RandomSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import holdfast
@@ -262,6 +264,51 @@ def save_sharded_model(folder: str) -> dict[str, Any]:
     names = sorted(os.listdir(folder))
     restarted = error_of(lambda: holdfast.Checkpointer(folder).close())
     return {"same": weights(opened) == whole, "names": names, "restarted": restarted}
+
+
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """Sentences without a length, in another order each time they are read."""
+
+    def __init__(self, count: int) -> None:
+        self._sentences = Sentences(count)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for index in torch.randperm(len(self._sentences)).tolist():
+            yield self._sentences[index]
+
+
+class StopsEpochs(TrainerCallback):
+    """Ends each epoch after five of its seven steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop = state.global_step % 5 == 0
+
+
+class OwnSampler(NotedTrainer):
+    """A trainer whose sampler has a generator of its own."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return RandomSampler(self.train_dataset, generator=torch.Generator().manual_seed(5))  # type: ignore[arg-type]
+
+
+def run_odd(folder: str, kind: str, changes: dict[str, Any], kill_step: int | None = None) -> dict[str, Any]:
+    """Train on data whose position is not the number of steps by those of an epoch."""
+    given: dict[str, Any] = {"train_dataset": Stream(10) if kind == "stream" else Sentences()}
+    made = OwnSampler if kind == "sampler" else NotedTrainer
+    trainer = made(make_model(), make_arguments(folder, **changes), eval_dataset=Sentences(8), **given)
+    if kind == "stops":
+        trainer.add_callback(StopsEpochs())
+    return train(attach(trainer), folder, True, kill_step)
+
+
+def pending_gradients(folder: str) -> dict[str, Any]:
+    """Save at the end of data whose last batch waits for another one."""
+    arguments = make_arguments(folder, save_strategy="epoch", max_steps=4)
+    trainer = attach(NotedTrainer(make_model(), arguments, train_dataset=Stream(10)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HoldfastWarning)
+        trainer.train()
+    return {"warned": [str(one.message) for one in caught if one.category is HoldfastWarning]}
 
 
 class Terminates(TrainerCallback):

@@ -25,7 +25,8 @@ class EpochBegin:
         self._begin: Mapping[str, Any] = {}
         self._is_first = True  # the seed of the workers is drawn in the first epoch of a run
         self._loaded: Mapping[str, Any] | None = None
-        self._evaluated: set[str] = set()  # evaluation loaders whose workers an earlier start seeded
+        # The evaluation loaders of an earlier start by name, which seeded their workers, and their generators.
+        self._evaluated: dict[str, dict[str, torch.Tensor]] = {}
 
     def begin(self, loader: Any, *, amid: bool) -> None:
         """Note the streams of an epoch that begins. In one that is resumed `amid`, set them as they were."""
@@ -40,11 +41,9 @@ class EpochBegin:
             seed_apart(loader)
 
     def _resume(self, loaded: Mapping[str, Any], begin: Mapping[str, Any]) -> None:
-        self._evaluated = set(loaded["evaluated"])
+        self._evaluated = dict(loaded["evaluated"])
         self._is_first = begin["is_first"]
-        for name, generator in _generators(self._loader):
-            if name in begin["generators"]:
-                generator.set_state(begin["generators"][name])
+        _set_generators(self._loader, begin["generators"])
         if "streams" in begin:
             RandomStreams().load_state_dict(begin["streams"])
             self._begin = begin
@@ -58,22 +57,24 @@ class EpochBegin:
         }
 
     def begin_evaluation(self, loader: Any) -> None:
-        """Keep the seed of an evaluation loader's workers apart if an earlier start of the run has drawn it."""
-        if any(loader is kept for name, kept in self._kept_loaders() if name in self._evaluated):
-            seed_apart(loader)
+        """Let an evaluation loader with persistent workers go on where an earlier start of the run left it."""
+        for name, kept in self._kept_loaders().items():
+            if kept is loader and name in self._evaluated:
+                _set_generators(loader, self._evaluated.pop(name))
+                seed_apart(loader)
 
-    def _kept_loaders(self) -> Iterator[tuple[str, Any]]:
-        yield from getattr(self._trainer, "_eval_dataloaders", {}).items()
+    def _kept_loaders(self) -> Mapping[str, Any]:
+        return getattr(self._trainer, "_eval_dataloaders", {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the begin of the epoch that runs, or what was loaded and waits for the first epoch."""
         if self._loaded is not None:
             return dict(self._loaded)
-        running = {name for name, loader in self._kept_loaders() if has_workers(loader)}
+        running = {name: _states(kept) for name, kept in self._kept_loaders().items() if has_workers(kept)}
         return {
             "begin": dict(self._begin),
             "generators": _states(self._loader),
-            "evaluated": sorted(self._evaluated | running),
+            "evaluated": self._evaluated | running,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -86,6 +87,12 @@ class EpochBegin:
 
 def _states(loader: Any) -> dict[str, torch.Tensor]:
     return {name: generator.get_state() for name, generator in _generators(loader)}
+
+
+def _set_generators(loader: Any, states: Mapping[str, torch.Tensor]) -> None:
+    for name, generator in _generators(loader):
+        if name in states:
+            generator.set_state(states[name])
 
 
 def _generators(loader: Any) -> Iterator[tuple[str, torch.Generator]]:

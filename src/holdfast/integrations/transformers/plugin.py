@@ -301,6 +301,11 @@ class TrainerPlugin:
         self._finish_and_report()
         trainer, checkpointer = self.trainer, self._open_checkpointer
         step = trainer.state.global_step
+        if not trainer.accelerator.gradient_state.sync_gradients:
+            warn(
+                f"step {step} is saved amid a gradient accumulation, whose gradients so far a resumed run will not have: "
+                "the data ended within it. Save by steps, or give batches that gradient_accumulation_steps divides"
+            )
         self._note_best(trainer.state)
         state = self._state(model_only=trainer.args.save_only_model)
         metrics = save_metrics(trainer.args, trainer.state)
