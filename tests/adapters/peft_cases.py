@@ -82,3 +82,25 @@ def train_step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> str
     optimizer.step()
     optimizer.zero_grad()
     return float(loss.item()).hex()
+
+
+def quantized(base: Any, kind: str) -> Any:
+    """Quantize the linear layers of a base model in place, but for its head, and return it."""
+    if kind == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        quantize_(base.model, Int8WeightOnlyConfig())
+        return base
+    import bitsandbytes
+
+    for module in list(base.model.modules()):
+        for name, linear in list(module.named_children()):
+            if type(linear) is torch.nn.Linear:
+                make = bitsandbytes.nn.Linear4bit if kind == "nf4" else bitsandbytes.nn.Linear8bitLt
+                options = {"quant_type": "nf4"} if kind == "nf4" else {"has_fp16_weights": False}
+                weights = bitsandbytes.nn.Params4bit if kind == "nf4" else bitsandbytes.nn.Int8Params
+                made = make(linear.in_features, linear.out_features, bias=False, **options)
+                made.weight = weights(linear.weight.data, requires_grad=False, **options)
+                setattr(module, name, made.to("cpu"))  # which quantizes it
+    base.is_loaded_in_4bit, base.is_loaded_in_8bit = kind == "nf4", kind != "nf4"
+    return base

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from tests.adapters.peft_cases import SIZES, adapted, open_base, optimizer_of, train_step, write_base
+from tests.adapters.peft_cases import SIZES, adapted, open_base, optimizer_of, quantized, train_step, write_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 peft = pytest.importorskip("peft", reason="peft is not installed: make setup")
@@ -53,6 +53,25 @@ def test_a_base_from_nowhere_is_saved_in_full_and_opens(tmp_path: Path) -> None:
     live = adapted(fresh(), "lora", seed=7)
     holdfast.load(tmp_path / "x", {"model": live})
     assert all(torch.equal(live.state_dict()[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4", "8 bits"])
+def test_a_base_that_is_quantized_in_memory_is_its_folder(tmp_path: Path, base: Path, kind: str) -> None:
+    pytest.importorskip("torchao" if kind == "int8" else "bitsandbytes")
+    model = adapted(quantized(open_base(base), kind), "lora")
+    optimizer = optimizer_of(model)
+    train_step(model, optimizer, 0)
+    checkpoint = holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer}, base="reference")
+    assert checkpoint.groups == ("model", "optimizer") and checkpoint.verify().good
+    expected = [train_step(model, optimizer, number) for number in (1, 2)]
+    live = adapted(quantized(open_base(base), kind), "lora", seed=7)
+    resumed = optimizer_of(live)
+    holdfast.load(tmp_path / "x", {"model": live, "optimizer": resumed})
+    assert [train_step(live, resumed, number) for number in (1, 2)] == expected
+    with torch.no_grad():
+        live.get_base_model().get_input_embeddings().weight[0] += 1
+    with pytest.raises(holdfast.Mismatch, match=r"embed_tokens\.weight of the live base model differs"):
+        holdfast.load(tmp_path / "x", {"model": live, "optimizer": resumed})
 
 
 def test_only_the_adapters_without_a_base(tmp_path: Path) -> None:

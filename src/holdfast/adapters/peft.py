@@ -178,7 +178,9 @@ def adapter_views(
     if parts.base:
         view = _part(whole, {key: raw for raw, key in plain.items()}, names.BASE, {}, every, without=held)
         yield f"{name}.{names.BASE}", view
-    buffers = {raw: raw for raw in plain if raw not in whole.parameters and raw not in held}
+    # Copies are of the quantized base (scales of bitsandbytes), which the reference stands for; no load can fill them.
+    left_out = {*whole.parameters, *held, *whole.copies}
+    buffers = {raw: raw for raw in plain if raw not in left_out}
     if parts.buffers and buffers and not parts.base:
         yield f"{name}.{names.BUFFERS}", _part(whole, buffers, names.BUFFERS, {}, every)
 

@@ -1,11 +1,13 @@
 """Comparison of a live base model with the folder it is said to come from, by samples of every tensor's elements.
 
-A few elements of each tensor tell weights that were trained, merged, quantized or freshly initialised from those of the
-folder. Each rank compares its own shards and reads a few pages of each file.
+A few elements of each tensor tell weights that were trained, merged or freshly initialised from those of the
+folder. Each rank compares its own shards and reads a few pages of each file. Weights that are quantized in memory and
+not in the folder cannot be compared.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,9 +60,14 @@ def _find(contents: Contents, group: str, key: str, prefix: str) -> StoredTensor
 def _differs(tensor: torch.Tensor, stored: StoredTensor, folder: Path, key: str) -> bool:
     import torch
 
+    from holdfast.adapters.subclass_tensors import is_subclass
     from holdfast.adapters.tensors import holder_of
 
+    if is_subclass(tensor):  # quantized: its elements are not those of the folder
+        return False
     holder = holder_of(tensor, key)
+    if _is_packed(holder, stored):
+        return False
     if tuple(holder.shape) != tuple(stored.shape):
         return True
     place = next(iter(stored.recipe.sources()))
@@ -74,6 +81,12 @@ def _differs(tensor: torch.Tensor, stored: StoredTensor, folder: Path, key: str)
         if not torch.equal(own.nan_to_num(), theirs.nan_to_num()):
             return True
     return False
+
+
+def _is_packed(holder: Any, stored: StoredTensor) -> bool:
+    """Return True for weights of bitsandbytes in 4 bits: two of the stored elements in each byte, of any shape."""
+    held, count = math.prod(holder.shape) * holder.local.dtype.itemsize, math.prod(stored.shape)
+    return len(holder.shape) == 2 and holder.shape[1] == 1 and held == (count + 1) // 2
 
 
 def _samples(holder: Any) -> Iterator[tuple[np.ndarray[Any, Any], torch.Tensor]]:
