@@ -87,7 +87,7 @@ class HoldfastMixin(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return Trainer's loader; the seed of its workers is not drawn once more by a resumed run."""
         loader = super().get_eval_dataloader(eval_dataset)
-        self._plugin.begin_evaluation(loader)
+        self._plugin.epoch_begin.begin_evaluation(loader)
         return loader
 
     def _load_callback_state(self) -> None:

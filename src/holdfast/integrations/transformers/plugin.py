@@ -28,7 +28,7 @@ from holdfast.integrations.transformers.data_position import StepCounter, data_l
 from holdfast.integrations.transformers.epoch_begin import EpochBegin
 from holdfast.integrations.transformers.plugin_options import PluginOptions, save_metrics
 from holdfast.integrations.transformers.processing_files import ProcessingFiles
-from holdfast.integrations.transformers.refusals import require_supported
+from holdfast.integrations.transformers.refusals import require_supported, warn_of_pending_gradients
 from holdfast.integrations.transformers.resume_point import (
     RECORD,
     STATE_FILE,
@@ -60,8 +60,8 @@ class TrainerPlugin:
         self._committed: CommittedSaves | None = None
         self._streams = RandomStreams(late=True)
         self._carried = CarriedValues(trainer, options.carry)
-        self._counter = StepCounter()
-        self._epoch_begin = EpochBegin(trainer)
+        self.counter = StepCounter()
+        self.epoch_begin = EpochBegin(trainer)
         self._log = LogHistory(trainer)
         self._folder = ""  # given to Trainer as resume_from_checkpoint: holds nothing but its state
         self._loaded_step: int | None = None
@@ -94,7 +94,7 @@ class TrainerPlugin:
         self._carried.forget()
         self._log = LogHistory(self.trainer)
         self._streams = RandomStreams(late=True)
-        self._epoch_begin = EpochBegin(self.trainer)
+        self.epoch_begin = EpochBegin(self.trainer)
         self.resume, self._loaded_step, self._saved_step = None, None, None
         self._checked = self._prepared = False
         if not request and not self.options.saves(self.trainer.args):
@@ -206,7 +206,7 @@ class TrainerPlugin:
             self._note_best(self.trainer.state)
             if not args.ignore_data_skip:
                 epoch, steps = self.resume.record["position"]["epoch"], self.resume.record["position"]["steps"]
-        self._counter.start(epoch, steps)
+        self.counter.start(epoch, steps)
         return epoch, steps * accumulation
 
     def restore(self) -> None:
@@ -235,24 +235,12 @@ class TrainerPlugin:
     def apply_streams(self) -> None:
         """Set the random streams: Trainer calls at the right time, before an epoch or after its first batch."""
         self._streams.apply()
-        if not self._counter.steps:
-            self._epoch_begin.note()
+        if not self.counter.steps:
+            self.epoch_begin.note()
 
     def begin_epoch(self, loader: Any) -> None:
         """Keep what the order of the epoch will be drawn from, or set it again amid the epoch."""
-        self._epoch_begin.begin(loader, amid=self._counter.begin_epoch())
-
-    def begin_evaluation(self, loader: Any) -> None:
-        """Keep the streams of training as they are in a run without interruptions."""
-        self._epoch_begin.begin_evaluation(loader)
-
-    def end_step(self) -> None:
-        """Count a step of the epoch."""
-        self._counter.end_step()
-
-    def end_epoch(self) -> None:
-        """Note that the epoch is over."""
-        self._counter.end_epoch()
+        self.epoch_begin.begin(loader, amid=self.counter.begin_epoch())
 
     def begin_training(self) -> None:
         """Set the values that Trainer has just zeroed."""
@@ -281,14 +269,14 @@ class TrainerPlugin:
         record = {
             "fields": state_fields(trainer),
             "data": data_layout(trainer, self._steps_per_epoch),
-            "position": self._counter.position(trainer.control, self._steps_per_epoch),
+            "position": self.counter.position(trainer.control, self._steps_per_epoch),
             "model_only": model_only,
         }
         state = {"model": trainer.model, RECORD: record, "trainer_log": self._log}
         if model_only:
             return state
         state |= {"optimizer": _inner_optimizer(trainer.optimizer), "random": self._streams}
-        state |= {"trainer_values": self._carried, "trainer_epoch": self._epoch_begin}
+        state |= {"trainer_values": self._carried, "trainer_epoch": self.epoch_begin}
         if trainer.lr_scheduler is not None:
             state["scheduler"] = trainer.lr_scheduler
         scaler = getattr(trainer.accelerator, "scaler", None)
@@ -301,11 +289,7 @@ class TrainerPlugin:
         self._finish_and_report()
         trainer, checkpointer = self.trainer, self._open_checkpointer
         step = trainer.state.global_step
-        if not trainer.accelerator.gradient_state.sync_gradients:
-            warn(
-                f"step {step} is saved amid a gradient accumulation, whose gradients so far a resumed run will not have: "
-                "the data ended within it. Save by steps, or give batches that gradient_accumulation_steps divides"
-            )
+        warn_of_pending_gradients(trainer)
         self._note_best(trainer.state)
         state = self._state(model_only=trainer.args.save_only_model)
         metrics = save_metrics(trainer.args, trainer.state)

@@ -7,6 +7,7 @@ from typing import Any
 from transformers.utils.import_utils import is_sagemaker_mp_enabled, is_torch_xla_available
 
 from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.warnings import warn
 
 # Trainers that replace Trainer's loop, so that none of its hooks is called.
 _OWN_LOOPS = ("PPOTrainer", "A2POTrainer", "AsyncGRPOTrainer", "AsyncDistillationTrainer")
@@ -31,6 +32,16 @@ def refuse_trials() -> None:
         "hyperparameter search: its trials are runs of their own in one output_dir; search without Holdfast, "
         "and attach it to the trainer of the final run"
     )
+
+
+def warn_of_pending_gradients(trainer: Any) -> None:
+    """Warn of a save amid a gradient accumulation: a resumed run does not have the gradients so far."""
+    if not trainer.accelerator.gradient_state.sync_gradients:
+        warn(
+            f"step {trainer.state.global_step} is saved amid a gradient accumulation, because the data ended within it: "
+            "a resumed run does not have the gradients so far. Save by steps, or give an epoch a number of batches that "
+            "gradient_accumulation_steps divides"
+        )
 
 
 def _unsupported(trainer: Any) -> str:

@@ -7,22 +7,20 @@ from typing import Any, Protocol
 from transformers import TrainerCallback
 
 from holdfast.core.warnings import warn
+from holdfast.integrations.transformers.data_position import StepCounter
 
 
 class HookTarget(Protocol):
     """The part of the plug-in that the hooks call."""
 
     trainer: Any
+    counter: StepCounter
 
     def begin_training(self) -> None: ...
 
     def require_loaded(self) -> None: ...
 
     def begin_epoch(self, loader: Any) -> None: ...
-
-    def end_step(self) -> None: ...
-
-    def end_epoch(self) -> None: ...
 
     def has_saved(self, step: int) -> bool: ...
 
@@ -45,10 +43,10 @@ class TrainerHooks(TrainerCallback):
         self._plugin.require_loaded()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._plugin.end_step()
+        self._plugin.counter.end_step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._plugin.end_epoch()
+        self._plugin.counter.end_epoch()
 
 
 class LateSaveEvents:
