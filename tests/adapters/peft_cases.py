@@ -91,14 +91,15 @@ def quantized(base: Any, kind: str) -> Any:
 
         quantize_(base.model, Int8WeightOnlyConfig())
         return base
-    import bitsandbytes
+    from bitsandbytes import nn
 
+    layers: Any = nn
     for module in list(base.model.modules()):
         for name, linear in list(module.named_children()):
             if type(linear) is torch.nn.Linear:
-                make = bitsandbytes.nn.Linear4bit if kind == "nf4" else bitsandbytes.nn.Linear8bitLt
+                make = layers.Linear4bit if kind == "nf4" else layers.Linear8bitLt
                 options = {"quant_type": "nf4"} if kind == "nf4" else {"has_fp16_weights": False}
-                weights = bitsandbytes.nn.Params4bit if kind == "nf4" else bitsandbytes.nn.Int8Params
+                weights = layers.Params4bit if kind == "nf4" else layers.Int8Params
                 made = make(linear.in_features, linear.out_features, bias=False, **options)
                 made.weight = weights(linear.weight.data, requires_grad=False, **options)
                 setattr(module, name, made.to("cpu"))  # which quantizes it

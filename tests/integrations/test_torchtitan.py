@@ -16,13 +16,15 @@ from tests.integrations.launcher import Launcher
 
 titan_run: Any
 hub_statements: Any
+without_excluded: Any
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     try:
         from holdfast.integrations.torchtitan.hub_names import hub_statements
+        from holdfast.integrations.torchtitan.titan_state import without_excluded
         from tests.integrations import titan_run
     except ImportError:
-        titan_run = hub_statements = None
+        titan_run = hub_statements = without_excluded = None
 
 pytestmark = [
     pytest.mark.skipif(titan_run is None, reason="torchtitan is not installed: make torchtitan"),
@@ -106,6 +108,24 @@ def test_the_mapping_is_what_the_adapter_does(tmp_path: Path, flavor: str):
     live = {name: torch.zeros_like(tensor) for name, tensor in raw.items()}
     holdfast.load(tmp_path / "step", {"weights": _Holder(live)}, mapping=holdfast.Mapping.parse(statements).reverse())
     assert all(torch.equal(live[name], raw[name]) for name in raw)
+
+
+class DistSGD(torch.optim.SGD):
+    """An optimizer whose name, as an entry of the state, begins as torchtitan's distributed ones do."""
+
+
+def test_only_what_is_named_is_excluded_from_loading():
+    parameter = [torch.nn.Parameter(torch.zeros(1))]
+    adam, other = torch.optim.AdamW(parameter), DistSGD(parameter)
+    state = {"model": 1, "optimizer_AdamW": adam, "optimizer_DistSGD": other, "optimizer_notes": {}, "dataloader": 2}
+    assert set(without_excluded(state, ["optimizer"])) == {"model", "optimizer_notes", "dataloader"}
+    assert set(without_excluded(state, ["optimizer_DistSGD"])) == state.keys() - {"optimizer_DistSGD"}
+    assert without_excluded(state, []) == state
+    for unknown in ("optimizer_Dist", "loader"):
+        with pytest.raises(
+            holdfast.InvalidArgument, match=f"'{unknown}' is not in the state; it has dataloader, model"
+        ):
+            without_excluded(state, ["dataloader", unknown])
 
 
 class _Holder(torch.nn.Module):

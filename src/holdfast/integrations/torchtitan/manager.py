@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchtitan.components.checkpointer import MODEL, OPTIMIZER, TRAIN_STATE, BaseCheckpointManager
+from torchtitan.components.checkpointer import MODEL, TRAIN_STATE, BaseCheckpointManager
 from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
 
 from holdfast import keep
 from holdfast.api import load, open_checkpoint
 from holdfast.checkpointer import Checkpointer
-from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
+from holdfast.core.errors import Mismatch, NotFound, Unsupported
 from holdfast.integrations.torchtitan.hub_names import hub_statements
-from holdfast.integrations.torchtitan.titan_state import joined, run_state, whole_shapes
+from holdfast.integrations.torchtitan.titan_state import joined, run_state, whole_shapes, without_excluded
 from holdfast.mapping.program import Mapping
 
 _NEWEST = -1  # torchtitan's step for "the newest"
@@ -88,17 +88,7 @@ class HoldfastManager(BaseCheckpointManager):  # type: ignore[misc]
 
     def _wanted(self) -> dict[str, Any]:
         """Return the state without the entries that `exclude_from_loading` names."""
-        excluded = set(self._config.exclude_from_loading)
-        unknown = excluded - {name.partition("_Dist")[0] for name in self._state} - {OPTIMIZER}
-        if unknown:
-            raise InvalidArgument(
-                f"exclude_from_loading: {min(unknown)!r} is not in the state; it has {', '.join(sorted(self._state))}"
-            )
-        return {
-            name: value
-            for name, value in self._state.items()
-            if name not in excluded and not (OPTIMIZER in excluded and name.startswith(OPTIMIZER))
-        }
+        return without_excluded(self._state, self._config.exclude_from_loading)
 
     def _require_loaded(self, step: int, state: dict[str, Any]) -> None:
         """Raise Mismatch unless the trainer has the step that was restored."""

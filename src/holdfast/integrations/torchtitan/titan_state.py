@@ -7,11 +7,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.components.checkpointer import DATALOADER, LR_SCHEDULER, MODEL, OPTIMIZER
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
-from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 
 
 def run_state(
@@ -35,6 +36,19 @@ def _by_name(optimizers: list[Any]) -> dict[str, Any]:
             "(an interleaved pipeline schedule) cannot be saved yet; use one stage for each rank, such as schedule 1F1B"
         )
     return named
+
+
+def without_excluded(state: Mapping[str, Any], excluded: Iterable[str]) -> dict[str, Any]:
+    """Return the entries to load; "optimizer" excludes every optimizer, however many there are."""
+    optimizers = {name for name, value in state.items() if isinstance(value, Optimizer)}
+    names = set(excluded)
+    unknown = sorted(names - state.keys() - {OPTIMIZER})
+    if unknown:
+        raise InvalidArgument(
+            f"exclude_from_loading: {unknown[0]!r} is not in the state; it has {', '.join(sorted(state))}"
+        )
+    names |= optimizers if OPTIMIZER in names else set()
+    return {name: value for name, value in state.items() if name not in names}
 
 
 def joined(parts: list[nn.Module], class_name: str, config: Any) -> nn.Module:
