@@ -16,6 +16,8 @@ from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.open_source import open_source
 from holdfast.convert.plan_summary import ConversionSummary, summary_of
+from holdfast.convert.quantize import FORMATS as FP8_FORMATS
+from holdfast.convert.quantize import QuantizeOptions
 from holdfast.convert.run import Conversion, Converted, ConvertOptions, convert
 from holdfast.convert.sinks import FORMATS
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
@@ -59,6 +61,16 @@ _HINTS = {
     "--dtype", help="Cast the model to bfloat16, float16, float32 or float64, but not the optimizer or master weights."
 )
 @click.option(
+    "--dequantize", metavar="DTYPE", help="Weights stored with scales (fp8, int8) become bfloat16, float16, float32."
+)
+@click.option("--quantize", metavar="FORMAT", help=f"Weights of linear layers become {', '.join(FP8_FORMATS)}.")
+@click.option(
+    "--unquantized",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --quantize: matching keys stay, as embeddings, output heads, norms and routers do. Repeatable.",
+)
+@click.option(
     "--only", multiple=True, metavar="PATTERN", help="Convert only matching keys, groups or group/key. Repeatable."
 )
 @click.option(
@@ -85,6 +97,9 @@ def command(
     reverse: bool,
     form: str,
     dtype: str | None,
+    dequantize: str | None,
+    quantize: str | None,
+    unquantized: tuple[str, ...],
     only: tuple[str, ...],
     remove: tuple[str, ...],
     max_shard_size: str,
@@ -106,6 +121,8 @@ def command(
     holdfast convert fused separate --map fused.aoa --reverse
     holdfast convert dcp-folder run/step-000000000100
     holdfast convert runs/llama small --only model --remove "*.rotary_emb.inv_freq"
+    holdfast convert deepseek-fp8 deepseek --to hf --dequantize bfloat16
+    holdfast convert llama llama-fp8 --to hf --quantize fp8-block128
     torchrun --nproc-per-node 8 -m holdfast convert SRC DST
 
     If SRC is a run's root, its newest step is converted. Tensors are streamed a few blocks at a
@@ -117,6 +134,8 @@ def command(
     with report_on_first_rank(rank):
         if mapping is None and reverse:
             raise InvalidArgument("--reverse needs a mapping; give one with --map")
+        if unquantized and quantize is None:
+            raise InvalidArgument("--unquantized needs --quantize")
         options = ConvertOptions(
             to=form,
             dtype=dtype,
@@ -128,6 +147,8 @@ def command(
             mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
             linear_weights=linear_weights,
             uint16=uint16,
+            dequantize=dequantize,
+            quantize=None if quantize is None else QuantizeOptions(quantize, unquantized),
         )
         if dry_run:
             if rank == 0:

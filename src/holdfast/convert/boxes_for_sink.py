@@ -18,6 +18,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.files import ArrayDestination, Place, RawArray
 from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe, destinations_of
+from holdfast.sources.foreign import Foreign
 
 
 class BoxReader:
@@ -26,7 +27,7 @@ class BoxReader:
     def __init__(self, source: SourceCheckpoint, stored: Sequence[StoredFile], *, verify: bool) -> None:
         self._lock = threading.Lock()
         self._files = SourceFiles(source, self._lock)
-        self._finder = SourceBlockFinder(stored)
+        self._finder = SourceBlockFinder(stored, source.virtual_files if isinstance(source, Foreign) else None)
         self._verifier = Verifier(source, stored, self._lock) if verify else None
         self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
         self._seen: set[SourceBlock] = set()

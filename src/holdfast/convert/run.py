@@ -15,6 +15,7 @@ from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.convert.boxes_for_sink import BoxReader
 from holdfast.convert.check_transposes import check_transposes
+from holdfast.convert.dequantize import Recoded, dequantized
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, map_source
 from holdfast.convert.open_source import open_source
@@ -28,6 +29,7 @@ from holdfast.convert.paddle_linears import (
 )
 from holdfast.convert.plans import kept_mappings, kept_plans, plans_for_format
 from holdfast.convert.publish_output import publish_output
+from holdfast.convert.quantize import QuantizeOptions, quantized
 from holdfast.convert.select import cast_models, check_scales_kept, model_dtype, select_contents
 from holdfast.convert.sidefiles import side_files, with_dtype
 from holdfast.convert.sinks import sink_named
@@ -72,6 +74,8 @@ class ConvertOptions:
     mapping: MappingOptions = field(default_factory=MappingOptions)
     linear_weights: str | None = None  # their order in a Paddle source: "in-out" or "out-in"
     uint16: str | None = None  # dtype of weights stored as uint16: "bfloat16" (raw bits) or "uint16"
+    dequantize: str | None = None  # the dtype of weights that are stored with scales
+    quantize: QuantizeOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,10 @@ class Conversion:
             raise Unsupported(f"{source.path} cannot be converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
         source = _with_uint16_as(source, options.uint16)
-        self.source = as_paddle(source) if options.to == "paddle" else as_torch(source)
+        recoded = _recoded(source, side_files(source), options)
+        self.source = as_paddle(recoded.source) if options.to == "paddle" else as_torch(recoded.source)
         self.options = options
-        self._small = small = side_files(source)
+        self._small = small = recoded.files
         contents, self.same = map_source(self.source.contents, options.mapping, small)
         if options.to == "paddle":
             check_transposes(self.source.contents, contents)
@@ -112,7 +117,7 @@ class Conversion:
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
-        self._notes = (*oriented.notes, *self._notes)
+        self._notes = (*recoded.notes, *oriented.notes, *self._notes)
         plans, plan_notes = plans_for_format(plans, self.contents, options.to)
         self._notes += plan_notes
         manifest = source.manifest
@@ -124,7 +129,7 @@ class Conversion:
             metrics=manifest.metrics,
             plans=plans,
             bases=manifest.bases,
-            mappings=kept_mappings(source.manifest.mappings, self.source.contents, self.contents),
+            mappings=kept_mappings(source.manifest.mappings, source.contents, self.contents),
         )
         self.output: Output = sink(self.contents, request)
 
@@ -166,7 +171,8 @@ class Conversion:
         if self.output.write is not None:
             run_on_all_ranks(ranks, lambda: self._write_by_sink(ranks, attempt, progress))
             return []
-        spans = plan_spans(self.output.files, stored, self.options.block_bytes)
+        virtual = self.source.virtual_files if isinstance(self.source, Foreign) else None
+        spans = plan_spans(self.output.files, stored, self.options.block_bytes, virtual)
         fresh = first_touches(spans)
         own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=attempt.storage.whole_files)
         stream = ConversionStream(self.source, stored, progress, verify=self.options.verify)
@@ -186,6 +192,20 @@ class Conversion:
         reader = BoxReader(self.source, self.source.contents.files, verify=self.options.verify)
         with reader.running():
             self.output.write(SinkContext(ranks, storage.root / attempt.name, reader.read, progress))
+
+
+def _recoded(source: Checkpoint, files: dict[str, bytes], options: ConvertOptions) -> Recoded:
+    """Return the source with dequantized or quantized weights, as the options say."""
+    given = [name for name in ("dequantize", "quantize", "dtype") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise InvalidArgument(f"--{given[0]} and --{given[1]} exclude each other: convert twice, or choose one")
+    if options.dequantize is not None:
+        return dequantized(source, files, options.dequantize)
+    if options.quantize is None:
+        return Recoded(source, files, ())
+    if options.mapping.written is not None or options.to not in ("hf", "holdfast"):
+        raise InvalidArgument("--quantize writes the formats hf and holdfast, without a mapping: convert twice")
+    return quantized(source, files, options.quantize)
 
 
 def _with_uint16_as(source: Checkpoint, dtype: str | None) -> Checkpoint:

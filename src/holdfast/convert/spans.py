@@ -10,6 +10,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.files import FilePlan, Place, TensorRun, runs_in
 from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
+from holdfast.sources.foreign import VirtualFile
 
 SPAN_BLOCKS = 3
 _WIDE = 4
@@ -62,9 +63,14 @@ class BlockSpan:
         return self.blocks[0].file.plan.name
 
 
-def plan_spans(files: Sequence[TensorFile], sources: Sequence[StoredFile], block_bytes: int) -> list[BlockSpan]:
+def plan_spans(
+    files: Sequence[TensorFile],
+    sources: Sequence[StoredFile],
+    block_bytes: int,
+    virtual: Mapping[str, VirtualFile] | None = None,
+) -> list[BlockSpan]:
     """Return the spans of all blocks of the files, in order."""
-    finder = SourceBlockFinder(sources)
+    finder = SourceBlockFinder(sources, virtual)
     spans: list[BlockSpan] = []
     for file in files:
         wide: list[BlockSpan] = []
@@ -88,9 +94,10 @@ def _joined(spans: Sequence[BlockSpan]) -> BlockSpan:
 
 
 class SourceBlockFinder:
-    """Finds the blocks of source files that an output block needs."""
+    """Finds the blocks of source files that an output block needs. Computed files need the blocks of their inputs."""
 
-    def __init__(self, sources: Sequence[StoredFile]) -> None:
+    def __init__(self, sources: Sequence[StoredFile], virtual: Mapping[str, VirtualFile] | None = None) -> None:
+        self._virtual = virtual or {}
         self._offsets = {file.name: [block.offset for block in file.blocks] for file in sources}
 
     def span(self, block: OutputBlock) -> tuple[BlockSpan, bool]:
@@ -109,6 +116,11 @@ class SourceBlockFinder:
             yield from self._touched(term.source.file, *byte_hull(term.source, term.part))
 
     def _touched(self, file: str, begin: int, end: int) -> Iterator[SourceBlock]:
+        inputs = self._virtual[file].inputs(begin, end) if file in self._virtual else None
+        if inputs is not None:
+            for recipe, box in inputs:
+                yield from self.touched(recipe, box)
+            return
         offsets = self._offsets[file]
         first = bisect.bisect_right(offsets, begin) - 1
         for number in range(max(0, first), bisect.bisect_left(offsets, end)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core import limits
@@ -14,6 +14,7 @@ from holdfast.core.errors import Damaged, HoldfastError, NotFound
 from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 from holdfast.format.manifest import FileRecord, GroupRecord, Manifest
+from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
@@ -66,6 +67,18 @@ class Folder:
             reader.close()
 
 
+class VirtualFile(Protocol):
+    """A file that is not in the folder: computed while it is read, or in another folder."""
+
+    @property
+    def size(self) -> int: ...
+
+    def open(self) -> Reader: ...
+
+    def inputs(self, begin: int, end: int) -> Iterator[tuple[Recipe[Place], Box]] | None:
+        """Yield the boxes of tensors that the bytes are computed from; None if the file itself stores them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReaderResult:
     """The result of a reader: the format's name, the contents, and small files that exist only in memory.
@@ -73,7 +86,7 @@ class ReaderResult:
     Computed values are stored in a file of `made`; no file of the folder has such a name. `notes` list what was
     left out or is uncertain. `step_at` locates the step if it is a tensor. `read` are files without tensors that
     were read. `partial` says why this is only a part of a model, or is None. `linear_weights` is "in-out" or
-    "out-in" if the format defines how weights of linear layers are stored.
+    "out-in" if the format defines how weights of linear layers are stored. `virtual` are further files by name.
     """
 
     format: str
@@ -84,6 +97,7 @@ class ReaderResult:
     read: frozenset[str] = frozenset()
     partial: str | None = None
     linear_weights: str | None = None
+    virtual: Mapping[str, VirtualFile] = field(default_factory=dict)
 
 
 class Foreign(Checkpoint):
@@ -131,11 +145,15 @@ class Foreign(Checkpoint):
             files = tuple(sorted({place.file for place in places}, key=natural_key))
             groups[name] = GroupRecord(group.kind, files, total, group.aliases, group.logical)
         names = {name for record in groups.values() for name in record.files}
+        if self._result.virtual:  # their inputs are in files of no group
+            names |= {file.name for file in contents.files}
         records = {name: FileRecord(self._size(name), ()) for name in sorted(names)}
         return Manifest(contents.step, None, "", "", limits.BLOCK_BYTES, groups, records, {})
 
     def _size(self, name: str) -> int:
-        made = self._result.made.get(name)
+        made, virtual = self._result.made.get(name), self._result.virtual.get(name)
+        if virtual is not None:
+            return virtual.size
         return len(made) if made is not None else self._source.files[name]
 
     @cached_property
@@ -146,8 +164,15 @@ class Foreign(Checkpoint):
     def state(self) -> Mapping[str, Any]:
         return self._result.contents.state
 
+    @property
+    def virtual_files(self) -> Mapping[str, VirtualFile]:
+        """Files that are not in the folder, by name."""
+        return self._result.virtual
+
     def open_file(self, name: str) -> Reader:
-        made = self._result.made.get(name)
+        made, virtual = self._result.made.get(name), self._result.virtual.get(name)
+        if virtual is not None:
+            return virtual.open()
         return InMemoryReader(made) if made is not None else super().open_file(name)
 
     def skip_damaged_files(self, takes: Callable[..., bool]) -> None:
@@ -199,12 +224,21 @@ def is_side_file(name: str) -> bool:
     return _SIDE.fullmatch(name) is not None and not name.endswith(_NOT_SIDE)
 
 
-def with_contents(checkpoint: Checkpoint, contents: Contents, made: Mapping[str, bytes]) -> Foreign:
-    """Return the same folder with other contents and additional files in memory."""
+def with_contents(
+    checkpoint: Checkpoint,
+    contents: Contents,
+    made: Mapping[str, bytes],
+    virtual: Mapping[str, VirtualFile] | None = None,
+) -> Foreign:
+    """Return the same folder with other contents, additional files in memory and additional virtual files."""
     if isinstance(checkpoint, Foreign):
         result = checkpoint._result
-        return Foreign(checkpoint._source, replace(result, contents=contents, made={**result.made, **made}))
-    return Foreign(Folder(checkpoint.storage, checkpoint.folder), ReaderResult("holdfast", contents, made))
+        every = {**result.virtual, **(virtual or {})}
+        return Foreign(
+            checkpoint._source, replace(result, contents=contents, made={**result.made, **made}, virtual=every)
+        )
+    result = ReaderResult("holdfast", contents, made, virtual=virtual or {})
+    return Foreign(Folder(checkpoint.storage, checkpoint.folder), result)
 
 
 class InMemoryReader:
