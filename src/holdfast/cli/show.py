@@ -10,6 +10,7 @@ import click
 
 from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
+from holdfast.cli.shown_scales import ShownScales
 from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Foreign
 
@@ -75,9 +76,10 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
     }
     for group in groups:
         tensors = {}
+        scales = ShownScales.of(checkpoint, group)
         for key in checkpoint.keys(group):
             dtype, shape, size = _tensor(checkpoint, group, key)
-            tensors[key] = {"dtype": dtype, "shape": shape, "bytes": size}
+            tensors[key] = {"dtype": dtype, "shape": shape, "bytes": size, **scales.fields(key)}
         record = manifest.groups[group]
         out["groups"][group] = {
             "kind": record.kind,
@@ -138,6 +140,9 @@ def _print_group(checkpoint: Checkpoint, group: str) -> None:
     parts = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in dtypes.most_common())
     total = f"{count(len(keys), 'tensor')}, {size_text(record.total_bytes)}"
     click.echo("\n" + clean(f"{group} ({record.kind}): {total}" + (f" ({parts})" if parts else "")))
+    scales = ShownScales.of(checkpoint, group)
+    for line in scales.lines():
+        click.echo("  " + clean(line))
     printed: list[str] = []
     for key in keys:
         *folders, leaf = key.split(".")
@@ -148,7 +153,7 @@ def _print_group(checkpoint: Checkpoint, group: str) -> None:
             click.echo("  " * (depth + 1) + clean(folders[depth]))
         printed = folders
         dtype, shape, size = _tensor(checkpoint, group, key)
-        click.echo("  " * (len(folders) + 1) + f"{clean(leaf)}  {dtype}{shape}  {size_text(size)}")
+        click.echo("  " * (len(folders) + 1) + f"{clean(leaf)}  {dtype}{shape}  {size_text(size)}{scales.suffix(key)}")
     for alias, key in record.aliases.items():
         click.echo(f"  {clean(alias)} is tied to {clean(key)}")
 

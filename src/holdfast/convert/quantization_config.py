@@ -52,8 +52,8 @@ def check_method(quantization: Mapping[str, Any], where: str) -> None:
         known = method in ("fp8", "fbgemm_fp8")
     if not known:
         raise Unsupported(
-            f"{where}: config.json states the quant_method {str(method)[:80]!r}{detail}; Holdfast dequantizes {_KNOWN}; "
-            "use the tool that quantized it"
+            f"{where}: config.json states the quant_method {str(method)[:80]!r}{detail}; Holdfast dequantizes "
+            f"{_KNOWN}; use the tool that quantized it"
         )
 
 
@@ -67,8 +67,6 @@ def dequantized_files(files: Mapping[str, bytes], folder: str, dtype: str) -> di
             for name in _DTYPE_FIELDS:
                 if name in scope:
                     scope[name] = dtype
-        if not any(name in config for name in _DTYPE_FIELDS):
-            config["torch_dtype"] = dtype
 
     kept = {name: data for name, data in files.items() if name != f"{folder}{_MODELOPT_FILE}"}
     return _changed(kept, f"{folder}config.json", change)

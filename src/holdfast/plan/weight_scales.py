@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def scaled_weights(
                 f"{key!r} is {spec.dtype.name}, but neither {key + _SCALES[0]!r} nor {key + _SCALES[1]!r} is there: "
                 "the value of the weight is unknown without its scales"
             )
-        elif key.endswith(("weight_scale_inv", "weight_scale")) and key not in scales:
+        elif key.endswith(("_scale_inv", "weight_scale")) and key not in scales:
             problems[key] = Mismatch(f"{key!r} is there, but no quantized weight to which it belongs")
     return found, problems
 
@@ -104,34 +104,30 @@ def _scaled(weight: Quantized, specs: Specs, block: tuple[int, int] | None) -> S
         raise Unsupported(f"{scale!r} is {scale_spec.dtype.name}; scales are {', '.join(sorted(_SCALE_DTYPES))}")
     if len(spec.shape) not in (2, 3):
         raise Unsupported(f"{weight.what}: it has {len(spec.shape)} dims, expected 2, or 3 for stacked experts")
-    matrix, grid = spec.shape[-2:], _matrix_scales(spec.shape, scale_spec.shape)
-    if grid is None:
-        raise _other_shape(spec, scale_spec, block)
-    scheme = _scheme(matrix, grid, block or (BLOCK, BLOCK))
+    blocks_first = scale.endswith(_SCALES[0])
+    scheme = _scheme(spec.shape, scale_spec.shape, block or (BLOCK, BLOCK), blocks_first=blocks_first)
     if scheme is None:
         raise _other_shape(spec, scale_spec, block)
     name, size = scheme
     return ScaledWeight(weight.weight, spec.dtype.name, scale, scale_spec.dtype.name, name, size, tuple(sorted(others)))
 
 
-def _matrix_scales(shape: Sequence[int], scales: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape of the scales of one matrix, given the shapes of a weight and of its scales."""
-    if math.prod(scales) == 1:
-        return ()
-    if len(shape) == 2:
-        return tuple(scales)
-    return tuple(scales[1:]) if len(scales) == 3 and scales[0] == shape[0] else None
+def _scheme(
+    shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int], *, blocks_first: bool
+) -> tuple[str, tuple[int, int]] | None:
+    """Return the kind of scales and the elements that share one, from the shapes of a weight and its scales.
 
-
-def _scheme(matrix: Sequence[int], grid: tuple[int, ...], block: tuple[int, int]) -> tuple[str, tuple[int, int]] | None:
-    rows, columns = matrix
-    if not grid:
-        return "tensor", (max(1, rows), max(1, columns))
-    if grid in ((rows,), (rows, 1)):
-        return "channel", (1, max(1, columns))
-    if grid == (math.ceil(rows / block[0]), math.ceil(columns / block[1])):
+    One scale may be that of the only block of a small weight: `blocks_first` decides.
+    """
+    outer, (rows, columns) = shape[:-2], shape[-2:]
+    is_blocks = scales == (*outer, math.ceil(rows / block[0]), math.ceil(columns / block[1]))
+    if is_blocks and blocks_first:
         return "block", block
-    return None
+    if math.prod(scales) == 1:
+        return "tensor", (max(1, rows), max(1, columns))
+    if scales in ((*outer, rows, 1), (rows,)) and (len(scales) > 1 or not outer):
+        return "channel", (1, max(1, columns))
+    return ("block", block) if is_blocks else None
 
 
 def _other_shape(weight: TensorSpec, scale: TensorSpec, block: tuple[int, int] | None) -> Mismatch:
@@ -139,6 +135,7 @@ def _other_shape(weight: TensorSpec, scale: TensorSpec, block: tuple[int, int] |
     size = block or (BLOCK, BLOCK)
     blocks = [*weight.shape[:-2], math.ceil(rows / size[0]), math.ceil(columns / size[1])]
     return Mismatch(
-        f"{scale.key!r} has the shape {list(scale.shape)}, which does not fit {weight.key!r} with {list(weight.shape)}: "
-        f"expected one scale, {[*weight.shape[:-1], 1]} for channels, or {blocks} for blocks of {size[0]}x{size[1]}"
+        f"{scale.key!r} has the shape {list(scale.shape)}, which does not fit {weight.key!r} with "
+        f"{list(weight.shape)}: expected one scale, {[*weight.shape[:-1], 1]} for channels, or {blocks} for blocks of "
+        f"{size[0]}x{size[1]}"
     )

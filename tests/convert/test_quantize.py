@@ -1,0 +1,159 @@
+"""`--quantize fp8-block128`: numbers against torch, and the ways there and back that return the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
+
+import holdfast
+from holdfast.convert.quantize import QuantizeOptions, block_scales
+from holdfast.convert.run import ConvertOptions, convert
+from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
+from tests.convert.test_quantized import llama
+
+
+def weights(path: Path, **tensors: torch.Tensor) -> Path:
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    return path
+
+
+def options(**given: object) -> ConvertOptions:
+    return ConvertOptions(to="hf", quantize=QuantizeOptions(unquantized=given.pop("unquantized", ())), **given)  # type: ignore[arg-type]
+
+
+def folder_bytes(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def there_and_back(tmp_path: Path, source: Path, dtype: str) -> tuple[Path, Path]:
+    """Quantize, dequantize, quantize. Returns both quantized folders."""
+    convert(source, tmp_path / "once", options())
+    convert(tmp_path / "once", tmp_path / "plain", ConvertOptions(to="hf", dequantize=dtype))
+    convert(tmp_path / "plain", tmp_path / "twice", options())
+    return tmp_path / "once", tmp_path / "twice"
+
+
+def test_every_block_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    value = torch.randn(300, 200)
+    value[256:, 128:] = 0  # a block of zeros
+    value[:128, :128] *= 1e-35
+    convert(weights(tmp_path / "a", **{"a.weight": value}), tmp_path / "b", options(block_bytes=9000))
+    found = load_file(tmp_path / "b" / "model.safetensors")
+    scales, numbers = found["a.weight_scale_inv"], found["a.weight"]
+    assert (scales.dtype, numbers.dtype) == (torch.float32, torch.float8_e4m3fn)
+    for row in range(3):
+        for column in range(2):
+            block = (slice(row * 128, (row + 1) * 128), slice(column * 128, (column + 1) * 128))
+            largest = value[block].abs().max()
+            scale = largest / 448 if largest >= 2.0**-100 else torch.tensor(1.0)
+            assert scales[row, column] == scale
+            assert torch.equal(numbers[block].float(), (value[block] / scale).to(torch.float8_e4m3fn).float())
+    assert scales[2, 1] == 1
+    assert scales[0, 0] == 1
+    assert not numbers[:128, :128].float().any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bfloat16_weights_come_back_bit_for_bit(tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    value = torch.randn(1000, 700) * torch.exp(torch.randn(1000, 1) * 4)
+    value[torch.rand(1000, 700) < 0.5] = 0
+    source = weights(tmp_path / "a", **{"a.weight": value.bfloat16(), "norm.weight": torch.ones(3)})
+    once, twice = there_and_back(tmp_path, source, "bfloat16")
+    assert folder_bytes(once) == folder_bytes(twice)
+
+
+def test_weights_of_float32_come_back_with_the_same_numbers(tmp_path: Path) -> None:
+    """Their scales are rounded on the way, so only the numbers are exact."""
+    torch.manual_seed(0)
+    source = weights(tmp_path / "a", **{"a.weight": torch.randn(1000, 700)})
+    once, twice = there_and_back(tmp_path, source, "bfloat16")
+    before, after = (load_file(folder / "model.safetensors") for folder in (once, twice))
+    assert torch.equal(before["a.weight"].view(torch.uint8), after["a.weight"].view(torch.uint8))
+    assert torch.allclose(before["a.weight_scale_inv"], after["a.weight_scale_inv"], rtol=2**-8)
+    assert not torch.equal(before["a.weight_scale_inv"], after["a.weight_scale_inv"])
+
+
+def test_transformers_opens_the_result_and_computes_nearly_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=128, intermediate_size=256, **shape)).eval()
+    model.save_pretrained(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", options(max_shard_size="200KB"))
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config.pop("quantization_config") == {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": ["lm_head"],
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }
+    assert config == json.loads((tmp_path / "a" / "config.json").read_text())
+    opened, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "b", output_loading_info=True, quantization_config=FineGrainedFP8Config(dequantize=True)
+    )
+    assert not any(info.values())
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        difference = opened(tokens).logits.float() - model(tokens).logits
+    assert difference.abs().max() < 0.2 * model(tokens).logits.abs().max()
+
+
+def test_embeddings_heads_norms_routers_and_patterns_stay(tmp_path: Path) -> None:
+    names = [
+        "model.embed_tokens",
+        "lm_head",
+        "l.0.mlp.gate",
+        "l.0.mlp.gate_proj",
+        "l.0.q_norm",
+        "l.0.o_proj",
+        "l.0.kept",
+    ]
+    tensors = {f"{name}.weight": torch.ones(4, 4) for name in names} | {"l.0.experts": torch.ones(2, 4, 4)}
+    convert(weights(tmp_path / "a", **tensors), tmp_path / "b", options(unquantized=("*kept*",)))
+    found = load_file(tmp_path / "b" / "model.safetensors")
+    fp8 = {key for key, value in found.items() if value.dtype == torch.float8_e4m3fn}
+    assert fp8 == {"l.0.mlp.gate_proj.weight", "l.0.o_proj.weight"}
+    assert found.keys() == tensors.keys() | {f"{key}_scale_inv" for key in fp8}
+    stated = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
+    assert stated["modules_to_not_convert"] == ["l.0", "l.0.kept", "l.0.mlp.gate", "l.0.q_norm", "lm_head"]
+
+
+def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="is quantized already"):
+        convert(llama(tmp_path / "fp8"), tmp_path / "b", options())
+    plain = weights(tmp_path / "a", **{"a.weight": torch.tensor([[1.0, torch.nan]])})
+    with pytest.raises(Mismatch, match=r"'a\.weight' has NaN or infinite values in the rows 0 to 1"):
+        convert(plain, tmp_path / "b", options())
+    with pytest.raises(InvalidArgument, match=r"--unquantized 'x' matches no weight"):
+        convert(plain, tmp_path / "b", options(unquantized=("x",)))
+    with pytest.raises(InvalidArgument, match="--quantize int3: choose fp8-block128"):
+        convert(plain, tmp_path / "b", ConvertOptions(to="hf", quantize=QuantizeOptions("int3")))
+    with pytest.raises(InvalidArgument, match="writes the formats hf and holdfast"):
+        convert(plain, tmp_path / "b", ConvertOptions(to="dcp", quantize=QuantizeOptions()))
+    with pytest.raises(NotFound, match="no weight of a linear layer"):
+        convert(weights(tmp_path / "n", n=torch.ones(1)), tmp_path / "b", options())
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_state_with_an_optimizer_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    holdfast.save(tmp_path / "a", {"model": model, "optimizer": optimizer})
+    with pytest.raises(Unsupported, match=r"writes weights only, but optimizer is there too.*--only"):
+        convert(tmp_path / "a", tmp_path / "b", ConvertOptions(quantize=QuantizeOptions()))
+
+
+def test_the_scale_of_a_last_block_sees_no_padding() -> None:
+    values = -torch.arange(1.0, 131.0)[None].repeat(129, 1)
+    assert torch.equal(block_scales(values) * 448, torch.tensor([[128.0, 130.0], [128.0, 130.0]]))
