@@ -140,7 +140,7 @@ def _refuse_quantized(name: str, group: Group, dtype: DType) -> None:
     problem = quantized.what if quantized is not None else f"{narrow!r} is {dtypes[narrow or '']}"
     raise Unsupported(
         f"--dtype {dtype.name}: {name}: {problem}; a cast without applying scales would change the weights; omit "
-        "--dtype, or dequantize the weights first (from_pretrained with dequantize, or the tool that quantized them)"
+        "--dtype, or use --dequantize instead"
     )
 
 

@@ -12,8 +12,8 @@ from holdfast.plan.quantized_keys import Quantized, quantized_weights, relation
 from holdfast.plan.recipe import NEW, Recipe, Term
 
 _HINT = (
-    "Holdfast does not compute with scales: use weights that are not quantized (from_pretrained with dequantize, or "
-    "the tool that quantized them), or a mapping that only renames weights together with their scales"
+    "a mapping does not compute with scales: use weights that are not quantized (convert --dequantize bfloat16, or the "
+    "tool that quantized them), or a mapping that only renames weights together with their scales"
 )
 _Specs = Mapping[str, TensorSpec]
 _Recipes = Mapping[str, Recipe[str]]
