@@ -105,10 +105,11 @@ def test_transformers_opens_the_result_with_the_values_that_it_computes_itself(t
     (source / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": FP8, "torch_dtype": "bfloat16"}))
     (source / "generation_config.json").write_text('{"eos_token_id": 3}')
     convert(source, tmp_path / "b", ConvertOptions(to="hf", dequantize="bfloat16", max_shard_size="200KB"))
-    found, info = AutoModelForCausalLM.from_pretrained(tmp_path / "b", output_loading_info=True)
+    loader: Any = AutoModelForCausalLM
+    found, info = loader.from_pretrained(tmp_path / "b", output_loading_info=True)
     assert not any(info.values())
     assert found.dtype is torch.bfloat16
-    own = AutoModelForCausalLM.from_pretrained(source, quantization_config=FineGrainedFP8Config(dequantize=True))
+    own = loader.from_pretrained(source, quantization_config=FineGrainedFP8Config(dequantize=True))
     for key, value in own.state_dict().items():
         assert torch.equal(value, found.state_dict()[key]), key
     assert (tmp_path / "b" / "generation_config.json").read_bytes() == b'{"eos_token_id": 3}'

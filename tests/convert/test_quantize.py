@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,12 @@ def test_weights_of_float32_come_back_with_the_same_numbers(tmp_path: Path) -> N
 
 def test_transformers_opens_the_result_and_computes_nearly_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    shape = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64}
+    shape: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+    }
     model = LlamaForCausalLM(LlamaConfig(hidden_size=128, intermediate_size=256, **shape)).eval()
     model.save_pretrained(tmp_path / "a")
     convert(tmp_path / "a", tmp_path / "b", options(max_shard_size="200KB"))
@@ -97,7 +103,8 @@ def test_transformers_opens_the_result_and_computes_nearly_the_same(tmp_path: Pa
         "weight_block_size": [128, 128],
     }
     assert config == json.loads((tmp_path / "a" / "config.json").read_text())
-    opened, info = AutoModelForCausalLM.from_pretrained(
+    loader: Any = AutoModelForCausalLM
+    opened, info = loader.from_pretrained(
         tmp_path / "b", output_loading_info=True, quantization_config=FineGrainedFP8Config(dequantize=True)
     )
     assert not any(info.values())
