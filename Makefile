@@ -96,7 +96,7 @@ $(RAY)/.ready: requirements/ray.txt $(READY)
 	touch $@
 
 ray: $(RAY)/.ready
-	PYTHONPATH=$(RAY) $(BIN)/python -m pytest --full -rs tests/integrations/test_ray.py
+	PYTHONPATH=$(RAY) $(BIN)/python -m pytest --full -rs tests/integrations/test_ray.py tests/integrations/ray
 
 power: $(READY)
 	$(BIN)/python -m tests.power

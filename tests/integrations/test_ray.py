@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -18,12 +20,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     try:
         import ray.train.torch  # noqa: F401  (a folder of this name is not enough)
-        from pyarrow import fs
 
         from holdfast.integrations.ray import RayCheckpointer, address
-        from holdfast.integrations.ray.reported_steps import ReportedSteps, reported_step
-        from holdfast.integrations.ray.worker_run import WorkerRun
-        from holdfast.storage.local import LocalStorage
+        from holdfast.integrations.ray.reported_steps import reported_step
         from tests.integrations import ray_run
     except ImportError:
         ray_run = None
@@ -31,7 +30,7 @@ with warnings.catch_warnings():
 pytestmark = [
     pytest.mark.skipif(ray_run is None, reason="Ray is not installed: make ray"),
     pytest.mark.full,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1200),
 ]
 QUIET = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -156,113 +155,196 @@ def test_the_first_save_asserts_that_what_was_asked_for_was_loaded(launcher: Lau
         assert message in str(outcome.error), (loop.__name__, outcome.error)
 
 
-def test_it_belongs_into_a_train_loop(tmp_path: Path):
-    with pytest.raises(holdfast.InvalidArgument, match="the train loop of a TorchTrainer"):
-        RayCheckpointer(tmp_path)
+def spied(loop: Callable[[Any], Any]) -> list[tuple[dict[str, Any], int | None]]:
+    """Return the metrics and the step of every report that a function makes."""
+    made = []
+    real = ray_run.ray.train.report
+
+    def report(metrics: dict[str, Any], checkpoint: Any = None, **options: Any) -> None:
+        made.append((metrics, None if checkpoint is None else holdfast.open(address(checkpoint)).step))
+        real(metrics, checkpoint=checkpoint, **options)
+
+    ray_run.ray.train.report = report
+    try:
+        loop(made)
+    finally:
+        ray_run.ray.train.report = real
+    return made
 
 
-# The folders that are reported.
+def with_a_save_that_fails(config: dict[str, Any]) -> Any:
+    def loop(_: Any) -> None:
+        state: dict[str, Any] = {"weights": {"a": ray_run.torch.ones(8)}}
+        with RayCheckpointer(config["root"], arena_bytes="8MB") as ck:
+            ck.restore(state)
+            ck.save_and_report({"loss": 3.0, "name": "x", "rate": np.float32(0.5)}, 3, state)
+            state["weights"]["b"] = ray_run.torch.ones(10_000_000)
+            assert ck.save_and_report({"loss": 6.0}, 6, state).error is not None
+            del state["weights"]["b"]
+            ck.save_and_report({"loss": ray_run.torch.tensor(9.0)}, 9, state)
+
+    return spied(loop)
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> list[Any]:
-    (tmp_path / "run").mkdir()
+def with_saves_that_are_skipped(config: dict[str, Any]) -> Any:
+    saved = []
+
+    def loop(_: Any) -> None:
+        state = {"weights": {"a": ray_run.torch.ones(4_000_000)}}
+        with RayCheckpointer(config["root"], on_busy="skip") as ck:
+            ck.restore(state)
+            for step in range(1, 9):
+                if not ck.save_and_report({"step": step}, step, state).skipped:
+                    saved.append(step)
+
+    return spied(loop), saved
+
+
+def with_an_error(config: dict[str, Any]) -> Any:
+    def loop(made: list[Any]) -> None:
+        state = {"note": {"a": 1}}
+        with pytest.raises(ZeroDivisionError), RayCheckpointer(config["root"]) as ck:
+            ck.restore(state)
+            ck.save_and_report({"loss": 1.0}, 3, state)
+            raise ZeroDivisionError
+        assert made == [], "a report is a barrier that the other workers may never reach"
+        with RayCheckpointer(config["root"]) as ck:
+            assert ck.restore(state) == 3, "the save in flight was finished"
+
+    return spied(loop)
+
+
+def where_ray_knows_more(config: dict[str, Any]) -> Any:
     state = {"note": {"a": 1}}
-    root = tmp_path / "run" / "holdfast"
-    return [holdfast.save(root / f"step-{step:012d}", state) for step in (3, 6)]
+    for root, steps in (("old", [3]), ("new", [3, 6])):
+        with RayCheckpointer(f"{config['root']}/{root}") as ck:
+            ck.restore(state)
+            for step in steps:
+                ck.save_and_report({"loss": 1.0}, step, state)
+    with warnings.catch_warnings(record=True) as caught, RayCheckpointer(f"{config['root']}/old") as ck:
+        warnings.simplefilter("always")
+        assert ck.restore(state) == 3
+    with RayCheckpointer(f"{config['root']}/empty") as ck, pytest.raises(holdfast.NotFound) as error:
+        ck.restore(state)
+    return [str(one.message) for one in caught], str(error.value)
 
 
-def reported(tmp_path: Path, keeps: int | None = None, files: Any = None) -> Any:
-    run = WorkerRun(0, str(tmp_path / "run"), files or fs.LocalFileSystem(), keeps)
-    return ReportedSteps(run, LocalStorage(tmp_path / "run" / "holdfast"))
+def test_every_save_is_one_report_with_the_committed_step_if_there_is_one(launcher: Launcher, tmp_path: Path):
+    (made,) = launcher.values(1, ray_run.call_locally, with_a_save_that_fails, local(tmp_path / "fails"))
+    assert made == [({"loss": 3.0, "name": "x", "rate": 0.5}, 3), ({"loss": 6.0}, None), ({"loss": 9.0}, 9)]
+    stored = holdfast.open(tmp_path / "fails" / "root" / f"step-{3:012d}").manifest.metrics
+    assert stored == {"loss": 3.0, "rate": 0.5}
+    ((made, saved),) = launcher.values(1, ray_run.call_locally, with_saves_that_are_skipped, local(tmp_path / "skips"))
+    assert made == [({"step": step}, step) for step in saved]
+    assert 0 < len(saved) < 8
+    (made,) = launcher.values(1, ray_run.call_locally, with_an_error, local(tmp_path / "error"))
+    assert made == [({"loss": 1.0}, 3)], "the life after it reports what was not"
 
 
-def remove(step: Any) -> None:
-    for path in Path(step.path).iterdir():
-        path.unlink()
-    Path(step.path).rmdir()
+def test_what_ray_knows_and_the_root_lacks(launcher: Launcher, tmp_path: Path):
+    ((warned, error),) = launcher.values(1, ray_run.call_locally, where_ray_knows_more, local(tmp_path))
+    assert ["step 6 was reported to Ray and cannot be restored: goes on from step 3"] == warned
+    assert error.startswith("step 3 was reported to Ray, and ") and "has no step" in error
 
 
-def test_a_report_links_the_files_of_the_step_and_deleting_it_deletes_no_step(tmp_path: Path, saved: list[Any]):
-    steps = reported(tmp_path)
-    checkpoint = steps.report_of(saved[0])
-    assert address(checkpoint) == str(tmp_path / "run" / "checkpoint-step-000000000003")
-    assert reported_step(checkpoint) == 3
-    opened = holdfast.open(address(checkpoint))
-    assert opened.step == 3 and opened.verify().good
-    assert {path.stat().st_nlink for path in Path(checkpoint.path).iterdir()} == {2}
-    checkpoint.filesystem.delete_dir(checkpoint.path)  # as Ray's CheckpointConfig does
-    assert saved[0].verify().good
+def with_a_mapping(config: dict[str, Any]) -> Any:
+    state = {"model": ray_run.make_state()["model"]}
+    with RayCheckpointer(config["root"], mapping=config["mapping"]) as ck:
+        found = ck.restore(state, begin_from=config.get("begin_from"))
+        begun = ray_run.digest(state["model"])
+        with ray_run.torch.no_grad():
+            state["model"][0].weight.add_(1)
+        ck.save_and_report({"loss": 1.0}, (found or 0) + 1, state)
+    return found, begun, ray_run.digest(state["model"]), ray_run.ray.train.get_checkpoint().path
 
 
-def test_a_life_after_a_crash_reports_the_folder_that_is_there(tmp_path: Path, saved: list[Any]):
-    first = reported(tmp_path).report_of(saved[0])
-    assert reported(tmp_path).report_of(saved[0]).path == first.path
-    (tmp_path / "run" / "checkpoint-step-000000000006.making").mkdir()  # a crash amid the links
-    assert holdfast.open(reported(tmp_path).report_of(saved[1]).path).step == 6
-    assert not list((tmp_path / "run").glob("*.making"))
+@pytest.mark.parametrize("by_module", [False, True])
+def test_a_run_begins_from_another_through_the_mapping_of_both(launcher: Launcher, tmp_path: Path, by_module: bool):
+    statements = ["0.weight -> first.weight", "0.bias -> first.bias"]
+    mapping: Any = {"model": statements} if by_module else statements
+    config = local(tmp_path / "a", mapping=mapping)
+    ((none, _, ended, path),) = launcher.values(1, ray_run.call_locally, with_a_mapping, config)
+    assert none is None and "first.weight" in holdfast.open(path).keys()
+    config = local(tmp_path / "b", mapping=mapping, begin_from=path)
+    ((found, begun, _, _),) = launcher.values(1, ray_run.call_locally, with_a_mapping, config)
+    assert (found, begun) == (1, ended)
 
 
-def test_a_step_that_is_saved_anew_is_reported_under_another_name(tmp_path: Path, saved: list[Any]):
-    steps = reported(tmp_path)
-    first = steps.report_of(saved[0])
-    anew = holdfast.save(saved[0].path, {"note": {"a": 2}})
-    second = steps.report_of(anew)
-    assert second.path == f"{first.path}.1" and reported_step(second) == 3
-    assert steps.free_removed(second) == ""
-    assert holdfast.open(second.path).state["note"] == anew.state["note"]
-    assert [path.name for path in Path(first.path).iterdir()] == ["removed.txt"]
+# A cluster on this machine.
 
 
-@pytest.mark.parametrize("keeps", [None, 1])
-def test_a_removed_step_frees_its_space_unless_ray_chooses_what_to_keep(
-    tmp_path: Path, saved: list[Any], keeps: int | None
-):
-    steps = reported(tmp_path, keeps)
-    first, second = map(steps.report_of, saved)
-    for step in saved:
-        remove(step)
-    assert reported(tmp_path, keeps).free_removed(second) == ""
-    assert holdfast.open(second.path).verify().good, "the newest one is what Ray resumes from"
-    left = [path.name for path in Path(first.path).iterdir()]
-    assert (left == ["removed.txt"]) == (keeps is None)
-    if keeps is not None:
-        assert holdfast.open(first.path).verify().good
-        return
-    with pytest.raises(holdfast.NotFound, match="not a checkpoint"):
-        holdfast.open(first.path)
+@dataclass(frozen=True)
+class Runs:
+    """The results of the runs in the cluster by name, the folder of all, and the run that never stopped."""
+
+    folder: Path
+    found: dict[str, dict[str, Any]]
+    whole: dict[str, Any]
+
+    def steps(self, name: str) -> list[int]:
+        return holdfast.Checkpointer(self.folder / name / "holdfast").steps()
+
+    def reports(self, fit: str, name: str) -> list[tuple[int | None, bool]]:
+        """Return the step of each checkpoint that Ray knew after a fit, and whether it opens now."""
+        folders = [self.folder / name / reported for reported, _ in self.found[fit]["reported"]]
+        assert all(folder.is_dir() for folder in folders), "Ray would not start this run again"
+        steps = [reported_step(ray_run.ray.train.Checkpoint(str(folder))) for folder in folders]
+        return [(step, (folder / "holdfast.json").exists()) for step, folder in zip(steps, folders, strict=True)]
 
 
-def test_without_links_a_report_holds_the_address_of_the_step(tmp_path: Path, saved: list[Any]):
-    """As on an object store: another file system of pyarrow, with the same folders."""
-    other = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
-    steps = reported(tmp_path, files=other)
-    checkpoint = steps.report_of(saved[0])
-    assert checkpoint.path.endswith("checkpoint-step-000000000003") and reported_step(checkpoint) == 3
-    assert address(checkpoint) == saved[0].path
-    assert holdfast.open(address(checkpoint)).step == 3
-    assert steps.report_of(saved[0]).path == f"{checkpoint.path}.1", "Ray knows the first"
-    assert steps.free_removed(checkpoint) == ""
+@pytest.fixture(scope="module")
+def runs(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("cluster")
+    whole = launcher.values(2, ray_run.fit_locally, local(folder / "whole"), environment=QUIET)
+    (found,) = launcher.values(1, ray_run.fit_all, str(folder), environment=QUIET, deadline_s=1000)
+    return Runs(folder, found, whole[0])
 
 
-def test_a_file_system_without_links_gets_addresses(tmp_path: Path, saved: list[Any], monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")  # as exFAT does
+def test_workers_that_are_killed_in_a_cluster_go_on_exactly(runs: Runs):
+    for rank in range(2):
+        _, steps, _ = read_log(runs.folder / "whole" / "out", rank)
+        lives, again, _ = read_log(runs.folder / "killed-log", rank)
+        assert len(lives) == 4, "two workers were killed, and then the run went on under its name"
+        assert all(life["started"] >= least for life, least in zip(lives, (0, 3, 6, 12), strict=True))
+        assert {step: numbers for step, numbers in again.items() if step <= ray_run.STEPS} == steps
+        assert len(steps) == ray_run.STEPS
+    killed = runs.found["killed"]
+    assert killed["metrics"] == runs.whole["metrics"] and killed["metrics"]["run"] == "a"
+    assert killed["returned"]["digest"] == runs.whole["returned"]["digest"]
 
-    monkeypatch.setattr("os.link", refuse)
-    checkpoint = reported(tmp_path).report_of(saved[0])
-    assert [path.name for path in Path(checkpoint.path).iterdir()] == ["address.json"]
-    assert address(checkpoint) == saved[0].path
+
+def test_a_run_goes_on_under_its_name_after_keep_removed_what_ray_knows(runs: Runs):
+    again = runs.found["again"]["returned"]
+    assert again["start"] == ray_run.STEPS and again["begun"] == runs.whole["returned"]["digest"]
+    assert runs.steps("killed") == [12, 15]
 
 
-def test_roots(tmp_path: Path):
-    run = WorkerRun(0, "/runs/a", fs.LocalFileSystem(), None)
-    assert run.root(None) == "/runs/a/holdfast"
-    assert run.root("/elsewhere") == "/elsewhere" and run.root("s3://bucket/a") == "s3://bucket/a"
-    with pytest.raises(holdfast.InvalidArgument, match="root='runs/b' is relative"):
-        run.root("runs/b")
-    bucket = fs.S3FileSystem(anonymous=True, region="us-east-1")
-    assert WorkerRun(0, "bucket/runs/a", bucket, None).root(None) == "s3://bucket/runs/a/holdfast"
-    other = fs.SubTreeFileSystem("/", fs.LocalFileSystem())
-    with pytest.raises(holdfast.InvalidArgument, match="on a subtree file system"):
-        WorkerRun(0, "/runs/a", other, None).root(None)
+def test_ray_knows_each_step_once_and_keep_frees_the_space(runs: Runs):
+    """Ray drops reports that it has not fetched from a worker that dies; it hears of the restored step again."""
+    reports = runs.reports("again", "killed")
+    steps = [step for step, _ in reports]
+    assert steps == sorted(set(steps)) and reports[-2:] == [(12, True), (15, True)]
+    folders = sorted((runs.folder / "killed").glob("checkpoint-step-*"))
+    assert len(folders) == 5
+    assert all([path.name for path in folder.iterdir()] == ["removed.txt"] for folder in folders[:3])
+
+
+def test_the_checkpoint_of_the_result_opens_and_begins_a_run_on_another_number_of_workers(runs: Runs):
+    path = runs.found["killed"]["path"]
+    opened = holdfast.open(path)
+    assert opened.step == ray_run.STEPS and opened.verify().good
+    torch = ray_run.torch
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 4))
+    holdfast.load(path, {"model": model})
+    assert ray_run.digest(model) == runs.whole["returned"]["digest"]
+    one = runs.found["one"]["returned"]
+    assert one["world"] == 1 and one["start"] == ray_run.STEPS
+    assert one["begun"] == runs.whole["returned"]["digest"] != one["digest"]
+
+
+def test_ray_rotates_its_folders_and_no_step_of_holdfast(runs: Runs):
+    assert runs.reports("one", "one") == [(18, True)]
+    assert len(list((runs.folder / "one").glob("checkpoint-step-*"))) == 1
+    assert runs.steps("one") == [15, 18]
+    for step in runs.steps("one"):
+        assert holdfast.open(runs.folder / "one" / "holdfast" / f"step-{step:012d}").verify().good

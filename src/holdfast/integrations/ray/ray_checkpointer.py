@@ -100,6 +100,7 @@ class RayCheckpointer:
 
         Raises NotFound if Ray knows a step and the root has none.
         """
+        self._report()  # of a save before this restore
         asked = {name: _inner(value) for name, value in state.items()}
         found = self.checkpointer.restore(state, step=step, **options)
         known = self._agreed(reported_step(ray.train.get_checkpoint()))

@@ -30,14 +30,14 @@ class WorkerRun:
     @staticmethod
     def current() -> WorkerRun:
         """Return the run of the worker that asks; raises InvalidArgument outside of a train loop."""
+        if not hasattr(ray.train, "CheckpointUploadMode"):
+            raise Unsupported("this is the first version of Ray Train: set RAY_TRAIN_V2_ENABLED=1")
         try:
             context = ray.train.get_context()
         except RuntimeError as error:
             raise InvalidArgument(
                 f"RayCheckpointer belongs into the train loop of a TorchTrainer, where Ray knows the worker: {error}"
             ) from error
-        if not hasattr(ray.train, "CheckpointUploadMode"):
-            raise Unsupported("this is the first version of Ray Train: set RAY_TRAIN_V2_ENABLED=1")
         _require_group(context)
         try:
             storage = context.get_storage()
