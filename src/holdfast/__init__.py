@@ -25,7 +25,7 @@ from holdfast.core.errors import (
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
-    from holdfast import keep, when
+    from holdfast import keep, tokens, when
     from holdfast.adapters.tensors import FlatShard
     from holdfast.api import load, save
     from holdfast.api import open_checkpoint as open
@@ -62,7 +62,7 @@ _HOMES = {
     "HoldfastWarning": ("holdfast.core.warnings", "HoldfastWarning"),
 }
 
-_MODULES = ("keep", "when")
+_MODULES = ("keep", "tokens", "when")
 
 __all__ = [
     "EMA",
@@ -96,6 +96,7 @@ __all__ = [
     "open",
     "plan_memory",
     "save",
+    "tokens",
     "when",
 ]
 
