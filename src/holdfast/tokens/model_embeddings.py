@@ -57,7 +57,7 @@ def find_vocabulary(model: nn.Module) -> Vocabulary:
     rows = sizes.pop()
     tensors = []
     for module in modules:
-        for name, tensor in _row_tensors(module, rows):
+        for tensor in _row_tensors(module, rows):
             if all(tensor is not known.tensor for known in tensors):
                 tensors.append(VocabularyTensor(tensor, tuple(_places(inner, tensor))))
     _refuse_others(inner, rows, modules, tensors)
@@ -90,12 +90,12 @@ def _weight(module: nn.Module) -> torch.Tensor:
     return weight
 
 
-def _row_tensors(module: nn.Module, rows: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _row_tensors(module: nn.Module, rows: int) -> Iterator[torch.Tensor]:
     """Yield the weight of an embedding, and other tensors of it with a value for each row, such as a bias."""
-    yield "weight", _weight(module)
+    yield _weight(module)
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if name != "weight" and tensor.dim() == 1 and tensor.shape[0] == rows:
-            yield name, tensor
+            yield tensor
 
 
 def _places(model: nn.Module, tensor: torch.Tensor) -> Iterator[tuple[str, nn.Module, str]]:
