@@ -152,7 +152,7 @@ def test_states_of_other_shapes_are_refused() -> None:
     model(torch.tensor([IDS]), labels=torch.tensor([IDS])).loss.backward()
     optimizer.step()
     size = len(words)
-    with pytest.raises(Unsupported, match="Adafactor keeps row_var of .*embed_tokens.weight with the shape"):
+    with pytest.raises(Unsupported, match=r"Adafactor keeps row_var of .*embed_tokens.weight with the shape"):
         holdfast.tokens.add(model, words, NEW, optimizer=optimizer)
     assert (len(words), model.config.vocab_size) == (size, 15)  # nothing has changed
 
@@ -198,7 +198,7 @@ def test_models_that_cannot_grow_are_refused() -> None:
         holdfast.tokens.add(torch.nn.Linear(2, 2), tokenizer(), NEW)
     model = causal_model()
     model.model.second = torch.nn.Embedding(15, 4)
-    with pytest.raises(Unsupported, match="second.weight has 15 rows"):
+    with pytest.raises(Unsupported, match=r"second.weight has 15 rows"):
         holdfast.tokens.add(model, tokenizer(), NEW)
     quantized = causal_model()
     quantized.model.embed_tokens.weight = torch.nn.Parameter(torch.zeros(15, 32).to(torch.float8_e4m3fn), False)

@@ -12,7 +12,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.tokens.initial_rows import InitialRows, check_init, rows_for
 from holdfast.tokens.model_embeddings import Vocabulary, find_vocabulary
 from holdfast.tokens.resize_optimizer import check_states, replace_parameter
-from holdfast.tokens.resize_tensor import overwrite, replace_tensor, whole_of, with_rows
+from holdfast.tokens.resize_tensor import overwrite, replace_tensor, reshard, whole_of, with_rows
 from holdfast.tokens.token_configs import ROLES, set_ids, set_rows
 
 
@@ -53,6 +53,7 @@ def add(
     roles = dict(roles or {})
     _check(tokens, roles, tokenizer)
     check_init(init)
+    reshard(model)
     vocabulary = find_vocabulary(model)
     rows_for(1, vocabulary.rows, pad_to)  # checks it before the tokenizer is changed
     likenesses = _known_pieces(tokenizer, like or {}, [*tokens, *roles.values()])

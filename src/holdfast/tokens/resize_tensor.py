@@ -18,6 +18,13 @@ from holdfast.core.errors import Unsupported
 from holdfast.tokens.model_embeddings import VocabularyTensor
 
 
+def reshard(model: nn.Module) -> None:
+    """Make FSDP2 give its modules their shards: after a forward without a backward some have gathered copies."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a whole tensor with memory of its own. Collective for a DTensor."""
     tensor = tensor.detach()
@@ -68,8 +75,8 @@ def replace_tensor(model: nn.Module, held: VocabularyTensor, whole: torch.Tensor
     return new
 
 
-def _fsdp_param_of(model: nn.Module, parameter: torch.Tensor) -> tuple[Any, Any] | None:
-    """Return FSDP2's record of a sharded parameter with the module that manages it, None without one."""
+def _fsdp_param_of(model: nn.Module, parameter: torch.Tensor) -> Any:
+    """Return FSDP2's record of a sharded parameter, None without one."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
@@ -77,14 +84,12 @@ def _fsdp_param_of(model: nn.Module, parameter: torch.Tensor) -> tuple[Any, Any]
             for group in [state._fsdp_param_group] if groups is None else groups:
                 for managed in group.fsdp_params if group is not None else ():
                     if managed.sharded_param is parameter:
-                        return managed, module
+                        return managed
     return None
 
 
-def _reshard(found: tuple[Any, Any], old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def _reshard(managed: Any, old: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Let FSDP2 shard a parameter anew, as fully_shard does: its buffers depend on the shape."""
-    managed, module = found
-    module.reshard()
     if managed.offload_to_cpu:
         raise Unsupported("tokens cannot be added to parameters that FSDP2 offloads to the CPU: add them before")
     dim = managed.fsdp_placement.dim
