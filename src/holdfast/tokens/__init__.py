@@ -1,4 +1,4 @@
-"""Tokens of a model: add them to live models, resize the vocabulary of a checkpoint, check a folder's tokens."""
+"""Tokens of a model: `holdfast.tokens.add` adds them to live models."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.tokens.add_tokens import AddedTokens, add
-    from holdfast.tokens.check_folder import check
-    from holdfast.tokens.resize_vocabulary import resize_vocab
 
 _HOMES = {
     "add": "add_tokens",
     "AddedTokens": "add_tokens",
-    "check": "check_folder",
-    "resize_vocab": "resize_vocabulary",
 }
 
-__all__ = ["AddedTokens", "add", "check", "resize_vocab"]
+__all__ = ["AddedTokens", "add"]
 
 
 def __getattr__(name: str) -> Any:
