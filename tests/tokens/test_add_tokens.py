@@ -110,7 +110,8 @@ def test_a_checkpoint_of_the_grown_model_opens_with_transformers(tmp_path: Path)
     model, words = causal_model(tied=True), tokenizer()
     holdfast.tokens.add(model, words, NEW, roles={"pad_token": "<pad>"})
     holdfast.save(tmp_path / "made", {"model": model}, files=words.save_pretrained)
-    again, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "made", output_loading_info=True)
+    opened: Any = AutoModelForCausalLM
+    again, loading = opened.from_pretrained(tmp_path / "made", output_loading_info=True)
     assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert torch.equal(logits(again.eval(), [3, 15, 16]), logits(model, [3, 15, 16]))
     assert AutoTokenizer.from_pretrained(tmp_path / "made").convert_tokens_to_ids(NEW) == [15, 16]

@@ -55,7 +55,7 @@ def find_vocabulary(model: nn.Module) -> Vocabulary:
     if len(sizes) != 1:
         raise Unsupported(f"the embeddings of {type(inner).__name__} have different numbers of rows: {sorted(sizes)}")
     rows = sizes.pop()
-    tensors = []
+    tensors: list[VocabularyTensor] = []
     for module in modules:
         for tensor in _row_tensors(module, rows):
             if all(tensor is not known.tensor for known in tensors):

@@ -20,7 +20,7 @@ def set_rows(vocabulary: Vocabulary, rows: int) -> None:
                 setattr(module, name, rows)
     for module in vocabulary.model.modules():
         if getattr(module, "vocab_size", None) == vocabulary.rows:  # transformers' models use it in their loss
-            module.vocab_size = rows
+            setattr(module, "vocab_size", rows)  # noqa: B010  (its type is not known)
         padding = getattr(module, "padding_idx", None)
         if isinstance(module, nn.Embedding) and padding is not None and padding < 0:
             module.padding_idx = padding + vocabulary.rows
