@@ -188,3 +188,48 @@ def test_model_stock(folder, tmp_path, filter_wise, dtype):
         assert same(tensors(ours), theirs)
     else:
         assert all(torch.allclose(found, theirs[key], atol=1e-6) for key, found in tensors(ours).items())
+
+
+def both_from_yaml(tmp_path, config):
+    """Merge what a file of mergekit describes with both."""
+    import yaml
+
+    (tmp_path / "merge.yml").write_text(yaml.safe_dump(config))
+    holdfast.merge(tmp_path / "merge.yml", tmp_path / "ours")
+    return tensors(tmp_path / "ours"), peer_merge(config, tmp_path / "theirs")
+
+
+def layers_of(path, begin, end, **parameters):
+    return {"model": str(path), "layer_range": [begin, end], "parameters": parameters}
+
+
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+def test_passthrough_with_layers_of_two_models(folder, tmp_path, family, tied):
+    a, b = folder(family, seed=1, tied=tied), folder(family, seed=2, tied=tied, max_shard_size="20KB")
+    last = (1, 2) if family == "qwen2" else (0, 3)  # mergekit cannot write Qwen's config with another number of layers
+    parts = [layers_of(a, 0, 1), layers_of(b, 1, 2, scale=[{"filter": "mlp", "value": 0.5}]), layers_of(a, *last)]
+    config = {"merge_method": "passthrough", "slices": [{"sources": [part]} for part in parts]}
+    ours, theirs = both_from_yaml(tmp_path, config)
+    assert same(ours, theirs)
+    indexed(tmp_path / "ours")
+
+
+def test_a_file_of_mergekit_with_slices_gradients_and_filters(folder, tmp_path):
+    base, a, _ = base_and_two(folder)
+    t = [{"filter": "self_attn", "value": [0, 0.5, 1]}, {"filter": "mlp", "value": [1, 0]}, {"value": 0.5}]
+    slices = [
+        {"sources": [layers_of(a, 0, 2), layers_of(base, 1, 3)]},
+        {"sources": [layers_of(a, 2, 3), layers_of(base, 0, 1)]},
+    ]
+    config = {"merge_method": "slerp", "slices": slices, "base_model": str(base), "parameters": {"t": t}}
+    ours, theirs = both_from_yaml(tmp_path, {**config, "dtype": "bfloat16"})
+    assert ours.keys() == theirs.keys() and largest_distance(ours, theirs) <= 1
+
+
+def test_a_file_of_mergekit_with_ties_by_filter(folder, tmp_path):
+    base, a, b = base_and_two(folder, "qwen2")
+    weight = [{"filter": "mlp", "value": [0.2, 0.9]}, {"value": 0.5}]
+    models = [described(a, weight=weight, density=1.0), described(b, weight=0.3, density=1.0), {"model": str(base)}]
+    config = {"merge_method": "ties", "models": models, "base_model": str(base), "dtype": "float32"}
+    ours, theirs = both_from_yaml(tmp_path, {**config, "out_dtype": "bfloat16", "parameters": {"int8_mask": True}})
+    assert same(ours, theirs)

@@ -185,3 +185,38 @@ def test_the_sequence_of_mergekit_goes_through_blocks_and_chunks(folder, tmp_pat
     monkeypatch.setattr("holdfast.merging.merge.BLOCK_BYTES", 1000)
     holdfast.merge(models, tmp_path / "many", **options)
     assert same(tensors(tmp_path / "one"), tensors(tmp_path / "many"))
+
+
+def test_layers_of_two_models_make_a_deeper_one(folder, tmp_path):
+    transformers: Any = pytest.importorskip("transformers")
+    a, b = folder("qwen2", seed=1), folder("qwen2", seed=2)
+    text = f"method: passthrough\nslices:\n- models: [{{path: {a}, layers: [0, 3]}}]\n"
+    (tmp_path / "deep.yaml").write_text(text + f"- models: [{{path: {b}, layers: [1, 3]}}]\n")
+    holdfast.merge(tmp_path / "deep.yaml", tmp_path / "out")
+    found, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and len(found.model.layers) == 5
+    merged = tensors(tmp_path / "out")
+    assert torch.equal(merged["model.layers.4.mlp.up_proj.weight"], tensors(b)["model.layers.2.mlp.up_proj.weight"])
+    assert torch.equal(merged["lm_head.weight"], tensors(b)["lm_head.weight"])
+    assert torch.equal(merged["model.embed_tokens.weight"], tensors(a)["model.embed_tokens.weight"])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 5 and len(config["layer_types"]) == 5
+    record = json.loads((tmp_path / "out" / "merge_record.json").read_text())
+    assert record["layers"][3] == [os.path.basename(b), 1]
+
+
+def test_layers_that_a_model_does_not_have_are_refused(folder, tmp_path):
+    text = f"method: passthrough\nslices:\n- models: [{{path: {folder(seed=1)}, layers: [1, 4]}}]\n"
+    (tmp_path / "deep.yaml").write_text(text)
+    with pytest.raises(InvalidArgument, match="it has 3 layers"):
+        holdfast.merge(tmp_path / "deep.yaml", tmp_path / "out")
+
+
+def test_steps_are_averaged_by_their_numbers(tmp_path):
+    models = [torch.nn.Linear(8, 4) for _ in range(3)]
+    for step, model in enumerate(models):
+        holdfast.save(tmp_path / "run" / f"step-{step:012d}", {"model": model}, step=step)
+    holdfast.merge([tmp_path / "run"], tmp_path / "out", steps=[0, 2])
+    assert torch.equal(tensors(tmp_path / "out")["weight"], (models[0].weight + models[2].weight) / 2)
+    with pytest.raises(InvalidArgument, match="one run"):
+        holdfast.merge([tmp_path / "run"] * 2, tmp_path / "no", steps=[0, 2])

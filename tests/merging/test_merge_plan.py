@@ -62,7 +62,9 @@ def test_parameters_must_exist_and_be_given(plain, stored, tmp_path):
     both, out = [plain, other], tmp_path / "out"
     text = refused(both, out, InvalidArgument, parameters={"scale": 1})
     assert "linear has no parameter 'scale'" in text and "passthrough" in text
-    assert "needs weight" in refused(both, out, InvalidArgument, weights=None)
+    based = {"method": "task_arithmetic", "base": plain}
+    assert "needs weight" in refused(both, out, InvalidArgument, weights=None, **based)
+    assert "needs a base" in refused(both, out, InvalidArgument, method="ties")
     assert "add up to 0" in refused(both, out, InvalidArgument, weights=[1, -1])
     assert "one value for each of the 2 models, got 1" in refused(both, out, InvalidArgument, weights=[1])
     once = [{"path": plain, "normalize": False}, other]
@@ -72,9 +74,12 @@ def test_parameters_must_exist_and_be_given(plain, stored, tmp_path):
     assert "not a model of this merge" in refused(both, out, InvalidArgument, donor="third")
 
 
-def test_a_pattern_that_leaves_a_key_without_a_weight_is_refused(plain, tmp_path):
-    text = refused([{"path": plain, "weight": {"w": 1}}], tmp_path / "out", InvalidArgument, weights=None)
-    assert "needs weight" in text and "'b'" in text
+def test_a_pattern_that_leaves_a_key_without_a_value_is_refused(plain, stored, tmp_path):
+    models = [{"path": plain, "t": 0.5}]
+    assert "'t'" in refused(models, tmp_path / "out", InvalidArgument)
+    options = {"method": "slerp", "base": stored("other", w=torch.zeros(4, 3), b=torch.zeros(4)), "weights": None}
+    text = refused([plain], tmp_path / "out", InvalidArgument, parameters={"t": {"w": 1}}, **options)
+    assert "needs t" in text and "'b'" in text
 
 
 def test_a_tied_model_lends_its_input_embedding_to_an_untied_donor(folder, tmp_path):

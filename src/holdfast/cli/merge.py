@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.render import clean, count, print_json, size_text
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
-from holdfast.core.errors import InvalidArgument
+from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
 from holdfast.core.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from holdfast.merging.merge_forecast import MergeForecast
+    from holdfast.merging.merge_options import MergeOptions
 
 
 @click.command("merge", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL...", nargs=-1)
 @click.argument("destination", metavar="DST")
+@click.option("--config", metavar="FILE", help="A YAML or TOML file in place of models and options; mergekit's, too.")
+@click.option("--steps", metavar="N,N,...", help="MODEL is a run: merge these steps of it.")
 @click.option("--method", default="linear", show_default=True, help="How to merge; see the list above.")
 @click.option("--base", metavar="MODEL", help="The model that the others were trained from.")
 @click.option("--weight", "weights", multiple=True, metavar="W", help="The weight of a model, in their order. Repeat.")
@@ -30,12 +36,15 @@ from holdfast.core.terminal import progress_bar
 @click.option("--out-dtype", help="Store in this dtype. [default: that of the computation]")
 @click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out matching keys. Repeatable.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The maximum size of a file.")
+@click.option("--dry-run", is_flag=True, help="Only print sizes, problems, memory and time; reads headers, no tensors.")
 @click.option("--force", is_flag=True, help="Replace an existing checkpoint at DST atomically.")
 @click.option("--no-verify", is_flag=True, help="Do not check the digests of the models.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     models: tuple[str, ...],
     destination: str,
+    config: str | None,
+    steps: str | None,
     method: str,
     base: str | None,
     weights: tuple[str, ...],
@@ -48,6 +57,7 @@ def command(
     out_dtype: str | None,
     remove: tuple[str, ...],
     max_shard_size: str,
+    dry_run: bool,
     force: bool,
     no_verify: bool,
     as_json: bool,
@@ -59,6 +69,8 @@ def command(
     holdfast merge A B merged --method ties --base BASE --weight 1 --weight 1 --density 0.3 --density 0.3
     holdfast merge A merged --method slerp --base B --set t=0.4
     holdfast merge A merged --method passthrough --remove "*.inv_freq" --out-dtype bfloat16
+    holdfast merge runs/llama merged --steps 900,950,1000
+    holdfast merge --config merge.yaml merged
     torchrun --nproc-per-node 8 -m holdfast merge A B merged --weight 1 --weight 1
 
     \b
@@ -76,41 +88,128 @@ def command(
     A path may name a checkpoint, or a run's root for its newest step. Tensors are merged a chunk at
     a time, so that the memory does not depend on their size, and DST appears atomically. Config,
     tokenizer and other side files are copied byte for byte from one model, the donor. DST also gets
-    merge_record.json: the inputs with their digests, and all options. Exit code 0: success. 1: a
-    model is damaged. 2: usage error, or the models do not fit together.
+    merge_record.json: the inputs with their digests, and all options. Values of parameters by key
+    pattern, gradients over layers, and slices of layers go into a file: see docs/merge.md. Exit code
+    0: success. 1: a model is damaged, or a dry run found problems. 2: usage error, or the models do
+    not fit together.
     """
     rank, _ = launched_rank()
     with report_on_first_rank(rank):
-        from holdfast.merging.merge import Merged, run_merge
-        from holdfast.merging.merge_call import model_options, with_values
-        from holdfast.merging.merge_options import MergeOptions, settings_of
+        from holdfast.merging.merge import run_merge
+        from holdfast.merging.merge_file import read_merge_file
 
-        chosen = [model_options(model) for model in models]
-        for name, values in (("weight", weights), ("density", densities)):
-            chosen = with_values(chosen, name, values or None)
-        options = MergeOptions(
-            models=tuple(chosen),
-            method=method,
-            base=None if base is None else model_options(base),
-            parameters=settings_of(_named(settings)),
-            donor=donor,
-            seed=seed,
-            rng=rng,
-            dtype=dtype,
-            out_dtype=out_dtype,
-            remove=remove,
-            max_shard_size=max_shard_size,
-            verify=not no_verify,
-            force=force,
-        )
+        if config is not None:
+            _require_only_config(click.get_current_context(), models)
+            options = replace(read_merge_file(config), verify=not no_verify, force=force)
+        else:
+            options = _options(
+                models,
+                steps,
+                {"weight": weights, "density": densities},
+                base,
+                method=method,
+                parameters=_named(settings),
+                donor=donor,
+                seed=seed,
+                rng=rng,
+                dtype=dtype,
+                out_dtype=out_dtype,
+                remove=remove,
+                max_shard_size=max_shard_size,
+                verify=not no_verify,
+                force=force,
+            )
+        if dry_run:
+            if rank == 0:
+                _dry_run(options, destination, as_json=as_json)
+            return
         with launched_ranks() as ranks:
 
             def show_progress(total: int) -> Any:
                 return progress_bar("merging", total // ranks.world if ranks.rank == 0 else 0)
 
-            done: Merged = run_merge(options, destination, ranks, show_progress)
+            done = run_merge(options, destination, ranks, show_progress)
         if rank == 0:
             _print_result(done, as_json=as_json)
+
+
+def _options(
+    models: Sequence[str],
+    steps: str | None,
+    values: Mapping[str, Sequence[str]],
+    base: str | None,
+    parameters: Mapping[str, str],
+    **options: Any,
+) -> MergeOptions:
+    from holdfast.merging.merge_call import model_options, steps_of_run, with_values
+    from holdfast.merging.merge_options import MergeOptions, settings_of
+
+    if not models:
+        raise InvalidArgument("no models: name them before DST, or a file with --config")
+    chosen = [model_options(model) for model in models]
+    if steps is not None:
+        if not all(step.strip().isdigit() for step in steps.split(",")):
+            raise InvalidArgument(f"--steps {steps}: expected numbers, such as 900,950,1000")
+        chosen = steps_of_run(chosen, [int(step) for step in steps.split(",")])
+    for name, given in values.items():
+        chosen = with_values(chosen, name, given or None)
+    own_base = None if base is None else model_options(base)
+    return MergeOptions(models=tuple(chosen), base=own_base, parameters=settings_of(parameters), **options)
+
+
+def _require_only_config(context: click.Context, models: Sequence[str]) -> None:
+    """Raise InvalidArgument for options that the file decides."""
+    allowed = ("config", "destination", "dry_run", "force", "no_verify", "as_json", "models")
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in allowed and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if models or given:
+        raise InvalidArgument(f"{(*models, *given)[0]}: with --config, write it into the file")
+
+
+def _dry_run(options: MergeOptions, destination: str, *, as_json: bool) -> None:
+    from holdfast.convert.destination import DestinationFolder
+    from holdfast.merging.merge import PreparedMerge
+    from holdfast.merging.merge_forecast import forecast
+
+    problems: list[str] = []
+    try:
+        DestinationFolder.at(destination).check_free(force=options.force)
+    except (InvalidArgument, StorageError) as error:
+        problems.append(str(error))
+    found, notes = None, ()
+    try:
+        merge = PreparedMerge(options)
+        found, notes = forecast(merge), merge.notes
+    except (Mismatch, Unsupported) as error:
+        problems.append(str(error))
+    if as_json:
+        facts = {} if found is None else asdict(found)
+        print_json({**facts, "notes": list(notes), "problems": problems})
+    else:
+        if found is not None:
+            _print_forecast(found)
+        for note in notes:
+            click.echo(clean(f"note: {note}"))
+        for problem in problems:
+            click.echo(clean(f"would fail: {problem}", keep="\n"))
+    raise click.exceptions.Exit(1 if problems else 0)
+
+
+def _print_forecast(found: MergeForecast) -> None:
+    dtypes = ", ".join(f"{name} x{number}" for name, number in found.dtypes.items())
+    click.echo(clean(f"{found.method} of {', '.join(found.models)}"))
+    click.echo(clean(f"config and tokenizer from {found.donor}"))
+    click.echo(
+        f"would write {count(found.tensors, 'tensor')} ({dtypes}), {count(found.files, 'tensor file')}, "
+        f"{size_text(found.bytes)}"
+    )
+    click.echo(
+        f"would read {size_text(found.read_bytes)}; about {found.seconds:.1f} s with a storage of 1 GB/s, "
+        f"and {size_text(found.peak_bytes)} of memory besides the libraries"
+    )
 
 
 def _named(settings: Sequence[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ class TensorChunks:
     def read(self, start: int, stop: int, inputs: Sequence[int] | None = None) -> list[torch.Tensor]:
         task, members = self._tensor.task, self._tensor.inputs
         chosen = members if inputs is None else [members[number] for number in inputs]
-        chunks = [member.source.read(self._files[member.model], start, stop) for member in chosen]
+        chunks = [member.source.read(self._files, start, stop) for member in chosen]
         return chunks if task is None else [chunk.to(task.dtype) for chunk in chunks]
 
 

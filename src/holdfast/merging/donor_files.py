@@ -8,6 +8,8 @@ from typing import Any
 
 from holdfast.core import names
 from holdfast.format import strictjson
+from holdfast.format.dtypes import DType
+from holdfast.merging.layers import COUNT_FIELDS, layer_count
 from holdfast.merging.merge_plan import MergePlan
 
 RECORD = "merge_record.json"
@@ -22,18 +24,42 @@ def donor_files(plan: MergePlan) -> dict[str, bytes]:
     files = {name: data for name, data in donor.small.items() if name.rpartition("/")[2] != RECORD}
     config = f"{folder}{_CONFIG}"
     dtype = _changed_dtype(plan)
-    if config in files and dtype is not None:
-        files[config] = with_fields(files[config], config, {}, dtype)
+    if config in files:
+        files[config] = with_fields(files[config], config, _layer_fields(plan), dtype)
     return files
+
+
+def _layer_fields(plan: MergePlan) -> dict[str, Any]:
+    """Return the fields of the config that count or list layers, for an output with layers of several models."""
+    if not plan.layers:
+        return {}
+    config = plan.models[plan.donor].config
+    count = layer_count(config)
+    fields: dict[str, Any] = {name: len(plan.layers) for name in COUNT_FIELDS if config.get(name) == count}
+    for name, value in config.items():
+        if isinstance(value, list) and len(value) == count and "layer" in name:
+            fields[name] = [_listed(plan, name, model, layer, value) for model, layer in plan.layers]
+    return fields
+
+
+def _listed(plan: MergePlan, name: str, model: int, layer: int, value: list[Any]) -> Any:
+    """Return the entry of a layer in a list of its own model's config, or of the donor's."""
+    own = plan.models[model].config.get(name, value)
+    return own[layer] if isinstance(own, list) and layer < len(own) else value[-1]
 
 
 def _changed_dtype(plan: MergePlan) -> str | None:
     """Return the dtype of the output if it is not that of the donor's weights, else None."""
     donor = plan.models[plan.donor]
+    usual = next(iter(donor.tensors.values())).dtype
+
+    def donor_dtype(key: str) -> DType:
+        return donor.tensors[key].dtype if key in donor.tensors else usual
+
     changed = [
         tensor.dtype.name
         for tensor in plan.tensors.values()
-        if tensor.task is not None and tensor.dtype is not donor.tensors[tensor.key].dtype
+        if tensor.task is not None and tensor.dtype is not donor_dtype(tensor.key)
     ]
     return max(set(changed), key=changed.count) if changed else None
 

@@ -71,7 +71,10 @@ class PreparedMerge:
         self.options = options
         chosen = options.all_models
         names = model_names(chosen)
-        self.models = tuple(InputModel(model, name, options.dtype) for model, name in zip(chosen, names, strict=True))
+        self.models = tuple(
+            InputModel(model, name, number, options.dtype)
+            for number, (model, name) in enumerate(zip(chosen, names, strict=True))
+        )
         self.plan: MergePlan = plan_merge(options, self.models)
         self._record = b""
         donor = self.models[self.plan.donor]
@@ -101,7 +104,7 @@ class PreparedMerge:
     def notes(self) -> tuple[str, ...]:
         """Notes for the user."""
         removed = self.plan.removed
-        lines = list(self.output.notes)
+        lines = [*self.options.notes, *self.output.notes]
         if removed.keys:
             lines.append(f"removed {len(removed.keys)} tensors, {removed.bytes:,} bytes")
         return tuple(lines)

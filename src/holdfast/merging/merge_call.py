@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.adapters.comm import current_ranks
 from holdfast.core.errors import InvalidArgument
+from holdfast.core.names import step_folder
 from holdfast.merging.merge import Merged, run_merge
+from holdfast.merging.merge_file import MODEL_FIELDS, read_merge_file
 from holdfast.merging.merge_options import MergeOptions, ModelOptions, settings_of
 
 ModelLike = str | os.PathLike[str] | Mapping[str, Any]
 
 _DEADLINE_S = 6 * 3600.0  # a finished rank waits for the others
-_MODEL_FIELDS = ("path", "name", "mapping")
 
 
 def merge(
-    models: Sequence[ModelLike],
+    models: Sequence[ModelLike] | str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
+    steps: Sequence[int] | None = None,
     method: str = "linear",
     base: ModelLike | None = None,
     weights: Sequence[Any] | None = None,
@@ -39,17 +42,23 @@ def merge(
     """Merge models into one folder that `from_pretrained` opens, a chunk at a time.
 
     `models` are folders that `holdfast.open` reads, or dicts with `path`, an optional `name` and `mapping`, and the
-    parameters of the model. `weights` and `densities` are one value for each model that is not the base;
-    `parameters` are those of the method for all models. A value is a number, a list of numbers (a gradient from the
-    first to the last layer), or a dict from key patterns to either. Side files such as config.json and the tokenizer
-    come from `donor`: by default the base, or the first model. `remove` leaves out keys by patterns.
-    `dtype` is the dtype to compute in, `out_dtype` the one to store.
+    parameters of the model; or the path of a YAML or TOML file that describes the merge (mergekit's is read as it is),
+    and then only `verify` and `force` apply. With `steps`, `models` is one run, whose steps are merged.
+    `weights` and `densities` are one value for each model that is not the base; `parameters` are those of the method
+    for all models. A value is a number, a list of numbers (a gradient from the first to the last layer), or a dict
+    from key patterns to either. Side files such as config.json and the tokenizer come from `donor`: by default the
+    base, or the first model. `remove` leaves out keys by patterns. `dtype` is the dtype to compute in, `out_dtype` the
+    one to store.
 
     Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
     Raises Mismatch, with all problems, if keys or shapes of the models differ. The destination appears when it is
     complete, or not at all.
     """
+    if isinstance(models, str | os.PathLike):
+        described = replace(read_merge_file(models), verify=verify, force=force)
+        return run_merge(described, destination, current_ranks(_DEADLINE_S))
     chosen = [model_options(model) for model in models]
+    chosen = chosen if steps is None else steps_of_run(chosen, steps)
     given_base = None if base is None else model_options(base)
     for name, values in (("weight", weights), ("density", densities)):
         chosen = with_values(chosen, name, values)
@@ -79,8 +88,20 @@ def model_options(model: ModelLike) -> ModelOptions:
         raise InvalidArgument(
             f"a model needs a path; got the fields {', '.join(map(str, model)) or 'of an empty dict'}"
         )
-    parameters = settings_of({name: value for name, value in model.items() if name not in _MODEL_FIELDS})
+    parameters = settings_of({name: value for name, value in model.items() if name not in MODEL_FIELDS})
     return ModelOptions(os.fspath(model["path"]), parameters, str(model.get("name", "")), model.get("mapping"))
+
+
+def steps_of_run(models: Sequence[ModelOptions], steps: Sequence[int]) -> list[ModelOptions]:
+    """Return steps of one run as models."""
+    if len(models) != 1:
+        raise InvalidArgument(f"steps are those of one run; got {len(models)} models")
+    run = models[0]
+    folders = [step_folder(step) for step in steps]
+    return [
+        replace(run, path=f"{run.path.rstrip('/')}/{folder}", name=run.name and f"{run.name}/{folder}")
+        for folder in folders
+    ]
 
 
 def with_values(models: Sequence[ModelOptions], name: str, values: Sequence[Any] | None) -> list[ModelOptions]:
@@ -91,6 +112,6 @@ def with_values(models: Sequence[ModelOptions], name: str, values: Sequence[Any]
         found = len(values) if isinstance(values, Sequence) else 1
         raise InvalidArgument(f"{name}: expected one value for each of the {len(models)} models, got {found}")
     return [
-        ModelOptions(model.path, {**model.parameters, **settings_of({name: value})}, model.name, model.mapping)
+        replace(model, parameters={**model.parameters, **settings_of({name: value})})
         for model, value in zip(models, values, strict=True)
     ]

@@ -29,13 +29,39 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSource:
+    """Layers [begin, end) of a model, given by its number among the models, with parameters for this use."""
+
+    model: int
+    begin: int
+    end: int
+    parameters: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOptions:
+    """Consecutive layers of the output, merged from as many layers of each source."""
+
+    sources: tuple[SliceSource, ...]
+    parameters: Settings = field(default_factory=dict)
+
+    @property
+    def layers(self) -> int:
+        return self.sources[0].end - self.sources[0].begin
+
+
+@dataclass(frozen=True, slots=True)
 class MergeOptions:
-    """A merge: its models, its method with the parameters of all models, and the output."""
+    """A merge: its models, its method with the parameters of all models, and the output.
+
+    `slices` give the layers of the output one after another; without them all layers of all models are merged.
+    """
 
     models: tuple[ModelOptions, ...]
     method: str = "linear"
     base: ModelOptions | None = None
     parameters: Settings = field(default_factory=dict)
+    slices: tuple[SliceOptions, ...] = ()
     donor: str | None = None  # the model whose config, tokenizer and other side files are copied
     dtype: str | None = None  # of the computation and, without out_dtype, of the output
     out_dtype: str | None = None
@@ -45,6 +71,7 @@ class MergeOptions:
     rng: str = "holdfast"
     verify: bool = True
     force: bool = False
+    notes: tuple[str, ...] = ()  # of what described the merge
 
     def __post_init__(self) -> None:
         for name in (self.dtype, self.out_dtype):
@@ -54,6 +81,8 @@ class MergeOptions:
             raise InvalidArgument(f"rng={self.rng!r}: choose one of {', '.join(RNGS)}")
         if not self.models:
             raise InvalidArgument("a merge needs at least one model")
+        for part in self.slices:
+            _check_slice(part)
 
     @property
     def all_models(self) -> tuple[ModelOptions, ...]:
@@ -62,6 +91,17 @@ class MergeOptions:
         if base is None or base_position(self.models, base) is not None:
             return self.models
         return (*self.models, base)
+
+
+def _check_slice(part: SliceOptions) -> None:
+    for source in part.sources:
+        if not 0 <= source.begin < source.end:
+            raise InvalidArgument(f"layers [{source.begin}, {source.end}]: expected a first layer, and one after it")
+        if source.end - source.begin != part.layers:
+            raise InvalidArgument(
+                f"layers [{source.begin}, {source.end}]: the sources of a slice must have equally many layers, and the "
+                f"first one has {part.layers}"
+            )
 
 
 def base_position(models: Sequence[ModelOptions], base: ModelOptions) -> int | None:

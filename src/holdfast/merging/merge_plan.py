@@ -13,11 +13,11 @@ import torch
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound
 from holdfast.core.names import natural_key
 from holdfast.format.dtypes import DType, dtype_named
-from holdfast.merging.layers import LayerNames
 from holdfast.merging.merge_options import MergeOptions, base_position
 from holdfast.merging.methods import METHODS, method_named
 from holdfast.merging.methods.base import MergeMethod, MethodParameter, TensorTask
 from holdfast.merging.model_input import InputModel, TensorSource
+from holdfast.merging.output_keys import OutputKey, SlicedKeys, whole_keys
 from holdfast.merging.parameter_settings import Scalar, Settings
 
 _SHOWN = 5
@@ -54,7 +54,7 @@ class MergedTensor:
 
 @dataclass(frozen=True, slots=True)
 class RemovedKeys:
-    """The tensors that `remove` leaves out, and their size in the model whose side files are copied."""
+    """The tensors that `remove` leaves out, and their size in the first model that they would be merged from."""
 
     keys: tuple[str, ...] = ()
     bytes: int = 0
@@ -66,45 +66,57 @@ class MergePlan:
 
     method: MergeMethod
     models: tuple[InputModel, ...]
+    base: int | None
     donor: int
     tensors: Mapping[str, MergedTensor]
     removed: RemovedKeys
+    layers: tuple[tuple[int, int], ...] = ()  # of slices: for each layer of the output a model and its layer
 
 
 def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan:
     """Match the tensors of the models. Raises one Mismatch that lists all problems."""
     method = method_named(options.method)
     base = None if options.base is None else base_position(options.all_models, options.base)
-    _check_models(method, models, base)
     _check_names(method, options)
     donor = _donor(options, models, base)
-    removed = _removed(options.remove, models, donor)
-    keys = [key for key in models[donor].tensors if key not in removed.keys]
-    if not keys:
-        raise NotFound("no tensor is left: the remove patterns match all of them")
-    problems = _problems(keys, models, donor, set(removed.keys))
+    outputs, origins = _outputs(options, models, donor)
+    for count, has_base in {(len(out.inputs), base in [i.model for i in out.inputs]) for out in outputs}:
+        _check_models(method, count, has_base=has_base)
+    outputs, removed = _without_removed(outputs, options.remove, models, donor)
+    problems = _problems(outputs, models)
+    if not options.slices:
+        problems += _superfluous(outputs, models, donor, options.remove)
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise Mismatch("the models do not fit together:\n  " + "\n  ".join(problems[:_SHOWN]) + more)
-    planner = _TensorPlanner(options, method, models, base, LayerNames.of(keys, models[donor].config))
-    tensors = {key: planner.tensor(key) for key in sorted(keys, key=natural_key)}
-    return MergePlan(method, tuple(models), donor, tensors, removed)
+    planner = _TensorPlanner(options, method, models, base)
+    tensors = {out.key: planner.tensor(out) for out in sorted(outputs, key=lambda out: natural_key(out.key))}
+    return MergePlan(method, tuple(models), base, donor, tensors, removed, tuple(origins))
 
 
-def _check_models(method: MergeMethod, models: Sequence[InputModel], base: int | None) -> None:
-    if method.needs_base and base is None:
+def _outputs(
+    options: MergeOptions, models: Sequence[InputModel], donor: int
+) -> tuple[list[OutputKey], list[tuple[int, int]]]:
+    """Return the keys of the output, and where its layers come from if they come from slices."""
+    if not options.slices:
+        return whole_keys(options, models, list(models[donor].tensors), donor), []
+    sliced = SlicedKeys(options, models, donor)
+    return sliced.keys(), sliced.origins()
+
+
+def _check_models(method: MergeMethod, count: int, *, has_base: bool) -> None:
+    if method.needs_base and not has_base:
         raise InvalidArgument(f"{method.name} needs a base: the model that the others were trained from")
-    if len(models) < method.least or (method.most is not None and len(models) > method.most):
+    if count < method.least or (method.most is not None and count > method.most):
         most = "" if method.most is None else f" and at most {method.most}"
-        raise InvalidArgument(
-            f"{method.name} merges at least {method.least}{most} models, base included; got {len(models)}"
-        )
+        raise InvalidArgument(f"{method.name} merges at least {method.least}{most} models, base included; got {count}")
 
 
 def _check_names(method: MergeMethod, options: MergeOptions) -> None:
     """Raise InvalidArgument for a parameter that the method does not have."""
     known = {parameter.name: parameter for parameter in method.parameters}
     scopes = [options.parameters, *(model.parameters for model in options.all_models)]
+    scopes += [source.parameters for part in options.slices for source in part.sources]
     for number, scope in enumerate(scopes):
         for name in scope:
             if name not in known:
@@ -127,39 +139,67 @@ def _donor(options: MergeOptions, models: Sequence[InputModel], base: int | None
     raise InvalidArgument(f"donor {options.donor!r} is not a model of this merge; choose one of {known}")
 
 
-def _removed(patterns: Sequence[str], models: Sequence[InputModel], donor: int) -> RemovedKeys:
-    every = list(dict.fromkeys(key for model in models for key in model.tensors))
-    matched = {pattern: fnmatch.filter(every, pattern) for pattern in patterns}
-    for pattern, found in matched.items():
-        if not found:
-            near = ", ".join(every[:3])
+def _without_removed(
+    outputs: Sequence[OutputKey], patterns: Sequence[str], models: Sequence[InputModel], donor: int
+) -> tuple[list[OutputKey], RemovedKeys]:
+    """Return the keys that no remove pattern matches, and the removed ones with the size of their first input."""
+    every = dict.fromkeys([*(out.key for out in outputs), *(key for model in models for key in model.tensors)])
+    for pattern in patterns:
+        if not fnmatch.filter(every, pattern):
+            near = ", ".join(list(every)[:3])
             raise InvalidArgument(f"no key matches the remove pattern {pattern!r}; keys are, for example, {near}")
-    keys = dict.fromkeys(key for found in matched.values() for key in found)
-    sources = (models[donor].tensors.get(key) for key in keys)
-    size = sum(math.prod(source.shape) * source.dtype.bytes for source in sources if source is not None)
-    return RemovedKeys(tuple(sorted(keys, key=natural_key)), size)
-
-
-def _problems(keys: Sequence[str], models: Sequence[InputModel], donor: int, removed: set[str]) -> list[str]:
-    """Return a line for each key that is missing in a model, superfluous, or of another shape."""
-    lines = []
-    for number, model in enumerate(models):
-        if number == donor:
+    kept, removed, size = [], [], 0
+    for out in outputs:
+        if not _matches(out.key, patterns):
+            kept.append(out)
             continue
-        for key in keys:
-            found, wanted = find_tied(model, key), models[donor].tensors[key]
-            if found is None:
-                lines.append(f"{model.path} has no {key!r}, which {models[donor].path} has; --remove it, or map names")
-            elif found.shape != wanted.shape:
-                shapes = f"{list(found.shape)}, in {models[donor].path} {list(wanted.shape)}"
-                lines.append(f"{key!r} of {model.path} has the shape {shapes}{_vocabulary_hint(found, wanted)}")
-            elif (found.dtype.name in _FLOATS) != (wanted.dtype.name in _FLOATS):
-                lines.append(f"{key!r} is {found.dtype.name} in {model.path}, and {wanted.dtype.name} in the donor")
-        for key in model.tensors.keys() - set(keys) - removed:
-            lines.append(
-                f"{model.path} has {key!r}, which {models[donor].path} has not; --remove it, or name another --donor"
-            )
+        source = find_tied(models[out.inputs[0].model], out.inputs[0].key)
+        removed.append(out.key)
+        size += 0 if source is None else math.prod(source.shape) * source.dtype.bytes
+    if not kept:
+        raise NotFound("no tensor is left: the remove patterns match all of them")
+    return kept, RemovedKeys(tuple(sorted(removed, key=natural_key)), size)
+
+
+def _matches(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _problems(outputs: Sequence[OutputKey], models: Sequence[InputModel]) -> list[str]:
+    """Return a line for each input that is missing, of another shape, or no floating-point tensor like the others."""
+    lines = []
+    for out in outputs:
+        found = [
+            (models[member.model], member.key, find_tied(models[member.model], member.key)) for member in out.inputs
+        ]
+        first = next(((model, source) for model, _, source in found if source is not None), None)
+        if first is None:
+            continue
+        wanted_in, wanted = first
+        for model, key, source in found:
+            if source is None:
+                lines.append(f"{model.path} has no {key!r}, which {wanted_in.path} has; --remove it, or map names")
+            elif source.shape != wanted.shape:
+                shapes = f"{list(source.shape)}, in {wanted_in.path} {list(wanted.shape)}"
+                lines.append(f"{key!r} of {model.path} has the shape {shapes}{_vocabulary_hint(source, wanted)}")
+            elif (source.dtype.name in _FLOATS) != (wanted.dtype.name in _FLOATS):
+                lines.append(
+                    f"{key!r} is {source.dtype.name} in {model.path}, and {wanted.dtype.name} in {wanted_in.path}"
+                )
     return lines
+
+
+def _superfluous(
+    outputs: Sequence[OutputKey], models: Sequence[InputModel], donor: int, patterns: Sequence[str]
+) -> list[str]:
+    """Return a line for each key of a model that the output has not."""
+    keys = {out.key for out in outputs}
+    return [
+        f"{model.path} has {key!r}, which {models[donor].path} has not; --remove it, or name another --donor"
+        for number, model in enumerate(models)
+        for key in model.tensors
+        if number != donor and key not in keys and not _matches(key, patterns)
+    ]
 
 
 def _vocabulary_hint(found: TensorSource, wanted: TensorSource) -> str:
@@ -184,56 +224,50 @@ class _TensorPlanner:
     """Plans one output tensor at a time."""
 
     def __init__(
-        self,
-        options: MergeOptions,
-        method: MergeMethod,
-        models: Sequence[InputModel],
-        base: int | None,
-        layers: LayerNames,
+        self, options: MergeOptions, method: MergeMethod, models: Sequence[InputModel], base: int | None
     ) -> None:
         self._options = options
         self._method = method
         self._models = models
         self._base = base
-        self._layers = layers
 
-    def tensor(self, key: str) -> MergedTensor:
+    def tensor(self, out: OutputKey) -> MergedTensor:
         inputs = []
-        for number, model in enumerate(self._models):
-            source = find_tied(model, key)
+        for member in out.inputs:
+            source = find_tied(self._models[member.model], member.key)
             assert source is not None
-            inputs.append(TensorInput(number, key, source))
+            inputs.append(TensorInput(member.model, member.key, source))
         shape = inputs[0].source.shape
         dtypes = [source.source.dtype for source in inputs]
         if dtypes[0].name not in _FLOATS:
-            return MergedTensor(key, shape, dtypes[0], tuple(inputs), None)
-        task = self._task(key, inputs, _compute_dtype(dtypes, self._options.dtype))
+            return MergedTensor(out.key, shape, dtypes[0], tuple(inputs), None)
+        task = self._task(out, inputs, _compute_dtype(dtypes, self._options.dtype))
         self._method.check(task)
-        out = self._options.out_dtype or str(task.dtype).removeprefix("torch.")
-        return MergedTensor(key, shape, dtype_named(out), tuple(inputs), task)
+        dtype = self._options.out_dtype or str(task.dtype).removeprefix("torch.")
+        return MergedTensor(out.key, shape, dtype_named(dtype), tuple(inputs), task)
 
-    def _task(self, key: str, inputs: Sequence[TensorInput], dtype: torch.dtype) -> TensorTask:
-        depth = self._layers.depth(key)
+    def _task(self, out: OutputKey, inputs: Sequence[TensorInput], dtype: torch.dtype) -> TensorTask:
+        base = next((number for number, member in enumerate(out.inputs) if member.model == self._base), None)
         shared, per_input = {}, []
         for parameter in self._method.parameters:
             if not parameter.per_model:
-                shared[parameter.name] = self._value(parameter, key, depth, [self._options.parameters])
-        for number, source in enumerate(inputs):
-            own = [self._models[source.model].options.parameters, self._options.parameters]
+                shared[parameter.name] = self._value(parameter, out.key, out.depth, out.settings)
+        for number, member in enumerate(out.inputs):
+            path = self._models[member.model].path
             per_input.append(
                 {
-                    parameter.name: self._value(parameter, key, depth, own, self._models[source.model].path)
+                    parameter.name: self._value(parameter, member.key, out.depth, member.settings, path)
                     for parameter in self._method.parameters
-                    if parameter.per_model and (parameter.base_too or number != self._base)
+                    if parameter.per_model and (parameter.base_too or number != base)
                 }
             )
         return TensorTask(
-            key=key,
+            key=out.key,
             shape=inputs[0].source.shape,
             elements=math.prod(inputs[0].source.shape),
             dtype=dtype,
-            names=tuple(self._models[source.model].name for source in inputs),
-            base=self._base,
+            names=tuple(self._models[member.model].name for member in out.inputs),
+            base=base,
             shared=shared,
             per_input=tuple(per_input),
         )

@@ -80,14 +80,14 @@ def merge_record(options: MergeOptions, plan: MergePlan, digests: Sequence[Mappi
         }
         for model, files in zip(plan.models, digests, strict=True)
     ]
-    base = next((tensor.task.base for tensor in plan.tensors.values() if tensor.task is not None), None)
     record = {
         "holdfast": __version__,
         "method": plan.method.name,
         "models": models,
-        "base": None if base is None else plan.models[base].name,
+        "base": None if plan.base is None else plan.models[plan.base].name,
         "donor": plan.models[plan.donor].name,
         "parameters": _written(options.parameters),
+        "layers": [[plan.models[model].name, layer] for model, layer in plan.layers] or None,
         "dtype": options.dtype,
         "out_dtype": options.out_dtype,
         "seed": options.seed,

@@ -47,14 +47,15 @@ class TensorSource(Protocol):
     def places(self) -> Sequence[Place]:
         """Return the stored tensors that are read."""
 
-    def read(self, files: SourceFiles, start: int, stop: int) -> torch.Tensor:
-        """Return the flat elements [start, stop) in a tensor of its own."""
+    def read(self, files: Sequence[SourceFiles], start: int, stop: int) -> torch.Tensor:
+        """Return the flat elements [start, stop) in a tensor of its own. `files` are those of every model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensorSource:
-    """A tensor as the recipe of a checkpoint: stored whole, or permuted, split, joined or cast."""
+    """A tensor of one model as the recipe of a checkpoint: stored whole, or permuted, split, joined or cast."""
 
+    model: int
     recipe: Recipe[Place]
 
     @property
@@ -68,14 +69,14 @@ class StoredTensorSource:
     def places(self) -> Sequence[Place]:
         return self.recipe.sources()
 
-    def read(self, files: SourceFiles, start: int, stop: int) -> torch.Tensor:
+    def read(self, files: Sequence[SourceFiles], start: int, stop: int) -> torch.Tensor:
         array = np.empty(stop - start, f"u{self.dtype.bytes}")
         recipe = self.recipe
         place = recipe.terms[0].source if recipe.terms else None
         if place is not None and recipe.is_whole(place.spec.shape) and recipe.dtype is place.spec.dtype:
-            files.read_into(place.file, place.begin + start * self.dtype.bytes, [bytes_of(array)])
+            files[self.model].read_into(place.file, place.begin + start * self.dtype.bytes, [bytes_of(array)])
         else:
-            self._read_boxes(files, start, stop, array)
+            self._read_boxes(files[self.model], start, stop, array)
         return torch.from_numpy(array.view(f"u{self.dtype.bytes}")).view(getattr(torch, self.dtype.name))
 
     def _read_boxes(self, files: SourceFiles, start: int, stop: int, array: RawArray) -> None:
@@ -89,9 +90,10 @@ class StoredTensorSource:
 class InputModel:
     """An opened model. Reads no tensor until `TensorSource.read`."""
 
-    def __init__(self, options: ModelOptions, name: str, dtype: str | None = None) -> None:
+    def __init__(self, options: ModelOptions, name: str, number: int, dtype: str | None = None) -> None:
         self.options = options
         self.name = name
+        self.number = number
         source = open_source(options.path)
         if isinstance(source, Foreign) and source.partial is not None:
             raise Unsupported(f"{source.path} cannot be merged: it is {source.partial}")
@@ -108,7 +110,7 @@ class InputModel:
         self.group = group
         self.stored = self.source.contents.files
         self.tensors: dict[str, TensorSource] = {
-            key: StoredTensorSource(recipe) for key, recipe in group.tensors.items()
+            key: StoredTensorSource(number, recipe) for key, recipe in group.tensors.items()
         }
 
     @property

@@ -17,7 +17,7 @@ class LinearMerge(MergeMethod):
     name = "linear"
     about = "weighted average of models"
     parameters = (
-        MethodParameter("weight", "weight of a model", per_model=True, base_too=True),
+        MethodParameter("weight", "weight of a model", 1.0, per_model=True, base_too=True),
         MethodParameter("normalize", "divide by the sum of the weights", True),
     )
 
