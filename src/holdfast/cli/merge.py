@@ -179,7 +179,8 @@ def _dry_run(options: MergeOptions, destination: str, *, as_json: bool) -> None:
         DestinationFolder.at(destination).check_free(force=options.force)
     except (InvalidArgument, StorageError) as error:
         problems.append(str(error))
-    found, notes = None, ()
+    found: MergeForecast | None = None
+    notes: tuple[str, ...] = ()
     try:
         merge = PreparedMerge(options)
         found, notes = forecast(merge), merge.notes

@@ -24,8 +24,8 @@ def sorted_stably(delta, count):
 def test_they_are_those_of_a_stable_sort(dtype, levels):
     generator = torch.Generator().manual_seed(levels)
     delta = (torch.randint(-levels, levels, (997,), generator=generator) / levels).to(dtype)
-    for count in (1, 2, 500, 996, 997):
-        for size in (10, 333, 2000):
+    for count in (1, 500, 997):
+        for size in (61, 2000):
             assert torch.equal(chosen(delta, count, size), sorted_stably(delta, count))
 
 
