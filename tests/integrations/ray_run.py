@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import tempfile
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -131,7 +133,7 @@ class Cluster:
         self.folder = folder
 
     def __enter__(self) -> Cluster:
-        self._temporary = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
+        self._temporary = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a short path: sockets are in it
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         os.environ["RAY_AUTH_MODE"] = "disabled"  # it would put a token into the home folder
         ray.init(
@@ -139,13 +141,16 @@ class Cluster:
             object_store_memory=80 * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
-            _temp_dir=self._temporary.name,
+            _temp_dir=str(self._temporary),
         )
         return self
 
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
-        self._temporary.cleanup()
+        end = time.monotonic() + 30  # processes of Ray that are about to end still write there
+        while self._temporary.exists() and time.monotonic() < end:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            time.sleep(0.5)
 
     def fit(self, name: str, config: dict[str, Any], *, workers: int = 2, keeps: int | None = None) -> dict[str, Any]:
         """Run the train loop as a run of this name; return the result, and what the folders of the run hold."""
