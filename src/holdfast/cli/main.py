@@ -18,6 +18,7 @@ _COMMANDS = {
     "verify": "Read every byte of a checkpoint and check every digest.",
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
     "convert": "Convert a checkpoint to other names, shapes, dtypes or formats.",
+    "resize-vocab": "Resize the vocabulary of a checkpoint, its optimizer included.",
     "size": "Print the memory that a run needs, and the size of its checkpoints.",
     "merge": "Merge models into one: linear, slerp, ties, dare, della and others.",
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
@@ -37,7 +38,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"holdfast.cli.{name}"), "command")  # noqa: B009
+        command = getattr(importlib.import_module(f"holdfast.cli.{name.replace('-', '_')}"), "command")  # noqa: B009
         assert isinstance(command, click.Command)
         return command
 
@@ -60,6 +61,7 @@ def cli() -> None:
     holdfast verify runs/llama/step-...    check every byte against its digest
     holdfast diff A B                      show the differences and their magnitude
     holdfast convert A B --to hf           change the format, key names or dtype
+    holdfast resize-vocab A B --size N     more rows for tokens, streamed
     holdfast size runs/llama --dp 8        memory of a run, before it is started
     holdfast merge A B C --weight 2 --weight 1 average two models
     holdfast top runs/llama                watch the run save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,6 +76,7 @@ class ConvertOptions:
     uint16: str | None = None  # dtype of weights stored as uint16: "bfloat16" (raw bits) or "uint16"
     dequantize: str | None = None  # the dtype of weights that are stored with scales
     quantize: QuantizeOptions | None = None
+    recode: Callable[[Checkpoint, Mapping[str, bytes]], Recoded] | None = None  # another change of the source's tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ def _recoded(source: Checkpoint, files: dict[str, bytes], options: ConvertOption
         raise InvalidArgument(f"--{given[0]} and --{given[1]} exclude each other: convert twice, or choose one")
     if options.dequantize is not None:
         return dequantized(source, files, options.dequantize)
+    if options.recode is not None:
+        return options.recode(source, files)
     if options.quantize is None:
         return Recoded(source, files, ())
     if options.mapping.written is not None or options.to not in ("hf", "holdfast"):

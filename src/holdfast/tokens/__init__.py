@@ -1,4 +1,4 @@
-"""Tokens of a model: `holdfast.tokens.add` adds them to live models."""
+"""Tokens of a model: `add` to live models, `resize_vocab` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.tokens.add_tokens import AddedTokens, add
+    from holdfast.tokens.resize_vocabulary import ResizeOptions, resize_vocab
 
 _HOMES = {
     "add": "add_tokens",
     "AddedTokens": "add_tokens",
+    "ResizeOptions": "resize_vocabulary",
+    "resize_vocab": "resize_vocabulary",
 }
 
-__all__ = ["AddedTokens", "add"]
+__all__ = ["AddedTokens", "ResizeOptions", "add", "resize_vocab"]
 
 
 def __getattr__(name: str) -> Any:

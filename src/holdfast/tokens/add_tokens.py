@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from holdfast.core.errors import InvalidArgument
-from holdfast.tokens.initial_rows import InitialRows, check_init, rows_for
+from holdfast.tokens.initial_rows import InitialRows
 from holdfast.tokens.model_embeddings import Vocabulary, find_vocabulary
 from holdfast.tokens.resize_optimizer import check_states, replace_parameter
 from holdfast.tokens.resize_tensor import overwrite, replace_tensor, reshard, whole_of, with_rows
+from holdfast.tokens.row_options import check_init, rows_for
 from holdfast.tokens.token_configs import ROLES, set_ids, set_rows
 
 

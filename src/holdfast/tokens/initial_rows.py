@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.errors import InvalidArgument
-
-INITS = ("mean", "zero")
 _ROWS_AT_ONCE = 8192
 
 
@@ -38,19 +35,3 @@ class InitialRows:
         for at in range(0, used, _ROWS_AT_ONCE):
             total += whole[at : min(at + _ROWS_AT_ONCE, used)].double().sum(0)
         return (total / max(used, 1)).to(whole.dtype)
-
-
-def check_init(init: str) -> str:
-    """Return an option for initial values; raises InvalidArgument for an unknown one."""
-    if init not in INITS:
-        raise InvalidArgument(f"init={init!r}: choose {' or '.join(map(repr, INITS))}")
-    return init
-
-
-def rows_for(needed: int, rows: int, pad_to: int | None) -> int:
-    """Return the rows of a vocabulary of `rows` that has to hold `needed` tokens: never fewer than before."""
-    if pad_to is not None and (isinstance(pad_to, bool) or not isinstance(pad_to, int) or pad_to < 1):
-        raise InvalidArgument(f"pad_to={pad_to!r}: a number of rows of at least 1, or None")
-    if needed <= rows:
-        return rows
-    return -(-needed // (pad_to or 1)) * (pad_to or 1)
