@@ -110,7 +110,7 @@ def test_a_step_grows_with_its_optimizer_and_masters(tied: bool, tmp_path: Path)
     holdfast.save(tmp_path / "step-000000000002", state, model_dtype="bfloat16", files=tokenizer().save_pretrained)
     done = resize_vocab(tmp_path, tmp_path / "large", ResizeOptions(size=20))
     assert done.format == "holdfast"
-    checkpoint = holdfast.open(tmp_path / "large")
+    checkpoint, original = holdfast.open(tmp_path / "large"), holdfast.open(tmp_path / "step-000000000002")
     assert checkpoint.verify().good
     assert checkpoint.step == 2
     assert checkpoint.config()["vocab_size"] == 20
@@ -120,7 +120,7 @@ def test_a_step_grows_with_its_optimizer_and_masters(tied: bool, tmp_path: Path)
         weights = checkpoint.read(key, "model")
         masters = checkpoint.read(key, "master_weights")
         assert np.array_equal(weights[15:].astype(np.float32), masters[15:])
-        assert np.array_equal(masters[:15], holdfast.open(tmp_path).read(key, "master_weights"))
+        assert np.array_equal(masters[:15], original.read(key, "master_weights"))
     live = trained(tied=tied, rows=20, seed=5)
     report = holdfast.load(tmp_path / "large", live)
     assert (report.missing, report.unexpected) == ((), ())
@@ -138,9 +138,7 @@ def test_states_without_a_row_for_each_token_are_refused(tmp_path: Path) -> None
     model(torch.tensor([IDS]), labels=torch.tensor([IDS])).loss.backward()
     optimizer.step()
     holdfast.save(tmp_path / "step", {"model": model, "optimizer": optimizer})
-    with pytest.raises(
-        Unsupported, match=r"optimizer: model.embed_tokens.weight/(col|row)_var is float32\[.*--remove opt"
-    ):
+    with pytest.raises(Unsupported, match=r"weight/(col|row)_var is float32\[.*--remove optimizer"):
         resize_vocab(tmp_path / "step", tmp_path / "large", ResizeOptions(size=20))
     assert [path.name for path in tmp_path.iterdir()] == ["step"]
 
