@@ -14,6 +14,7 @@ import holdfast
 from holdfast.core.errors import Damaged, InvalidArgument, NotFound, Unsupported
 from holdfast.tokens import ResizeOptions, resize_vocab
 from tests.cli.calls import call
+from tests.dist.harness import run_ranks
 from tests.tokens.vocabularies import causal_model, logits, tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -208,3 +209,22 @@ def test_the_command(tmp_path: Path) -> None:
     assert again.exit_code == 0
     assert "wrote" in again.output
     assert holdfast.open(tmp_path / "large").read("model.embed_tokens.weight").shape == (24, 32)
+
+
+def _resize_on_rank(source: str, destination: str) -> str:
+    from holdfast.adapters.comm import current_ranks
+
+    return resize_vocab(source, destination, ResizeOptions(size=40), ranks=current_ranks(60.0)).path
+
+
+@pytest.mark.full
+def test_several_ranks_write_the_same_bytes(tmp_path: Path) -> None:
+    holdfast.save(tmp_path / "small", trained(tied=False), max_shard_size=8000)
+    run_ranks(3, _resize_on_rank, str(tmp_path / "small"), str(tmp_path / "ranks"))
+    _resize_on_rank(str(tmp_path / "small"), str(tmp_path / "one"))
+    one, ranks = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir() if file.name != "holdfast.json"}
+        for name in ("one", "ranks")
+    )
+    assert one == ranks
+    assert len(one) > 4
