@@ -19,6 +19,7 @@ _COMMANDS = {
     "diff": "Compare two checkpoints: keys, shapes, dtypes and values.",
     "convert": "Convert a checkpoint to other names, shapes, dtypes or formats.",
     "resize-vocab": "Resize the vocabulary of a checkpoint, its optimizer included.",
+    "check-tokens": "Check that a tokenizer, configs and embeddings fit each other.",
     "size": "Print the memory that a run needs, and the size of its checkpoints.",
     "merge": "Merge models into one: linear, slerp, ties, dare, della and others.",
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
@@ -62,6 +63,7 @@ def cli() -> None:
     holdfast diff A B                      show the differences and their magnitude
     holdfast convert A B --to hf           change the format, key names or dtype
     holdfast resize-vocab A B --size N     more rows for tokens, streamed
+    holdfast check-tokens A                do tokenizer, configs and rows fit
     holdfast size runs/llama --dp 8        memory of a run, before it is started
     holdfast merge A B C --weight 2 --weight 1 average two models
     holdfast top runs/llama                watch the run save

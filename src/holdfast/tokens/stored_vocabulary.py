@@ -52,7 +52,7 @@ def vocabulary_of(
         if stated is None:
             raise NotFound(f"{name}: no config.json states vocab_size; name the embeddings with --key")
         rows = stated
-        keys = [key for key, found in group.tensors.items() if _NAMES.fullmatch(key) and found.shape[:1] == (rows,)]
+        keys = [key for key, found in group.tensors.items() if is_embedding(key) and found.shape[:1] == (rows,)]
         if not keys:
             raise NotFound(f"{name}: no embedding has {rows} rows, as config.json states; name them with --key")
         _refuse_others(name, group, rows, keys)
@@ -76,6 +76,11 @@ def _check_tensor(name: str, key: str, contents: Contents) -> None:
         raise Unsupported(f"{name}: {key} is quantized ({recipe.dtype.name}): its rows cannot be resized")
     if len(recipe.shape) > 2:
         raise Unsupported(f"{name}: {key} has the shape {list(recipe.shape)}, which is no embedding")
+
+
+def is_embedding(key: str) -> bool:
+    """Return True for a key that usually names an embedding of tokens, a head, or a bias of one."""
+    return _NAMES.fullmatch(key) is not None
 
 
 def stated_rows(files: Mapping[str, bytes], folder: str) -> int | None:
