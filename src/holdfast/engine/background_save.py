@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any
 
 from holdfast.checkpoint.lineage import Lineage
+from holdfast.core.collector import paused_collector
 from holdfast.core.errors import HoldfastError, LayoutError, PeerFailed, Skipped
 from holdfast.core.events import Event
 from holdfast.core.names import step_folder
@@ -95,6 +96,7 @@ class BackgroundSaver:
         self._drop_failed_plan()
         self._planner.prepare(ranks, state)
 
+    @paused_collector()
     def save(self, ranks: Ranks, request: SaveRequest, origin: Lineage) -> SaveHandle:
         """Start a save; return once everything is captured, or will be before the next optimizer step.
 

@@ -22,6 +22,7 @@ from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.live_blocks import drop_travel_files, write_blocks
 from holdfast.checkpoint.retention import RetentionIndex
+from holdfast.core.collector import paused_collector
 from holdfast.core.errors import HoldfastError
 from holdfast.core.events import Event, Listener
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -48,6 +49,7 @@ class BlockingSaver:
         """Write modules under these names: see `Surveyor.keep_names`."""
         self._surveyor.keep_names(names)
 
+    @paused_collector()
     def save(
         self,
         ranks: Ranks,

@@ -13,15 +13,15 @@ Up to the fit nothing of the live state is touched.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.reading import MAP_BYTES, MEMORY_PORTION_BYTES, PORTION_BYTES, Loaded, Loading
 from holdfast.core.clock import PhaseClock
+from holdfast.core.collector import paused_collector
 from holdfast.core.errors import Mismatch
 from holdfast.core.events import Event, Listener, ignore_event
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -101,7 +101,7 @@ def load_checkpoint(
             held.enter_context(checkpoint.held())
             return checkpoint
 
-        with _paused_collector():
+        with paused_collector():
             wants = collect_wants(ranks, open_held, state, options)
             fit = check_fit(wants, options)
             plan = _plan_reads(ranks, wants, options)
@@ -119,18 +119,6 @@ def load_checkpoint(
             _require_placed(wants.checkpoint.path, placement)
         clock.end("place")
         return _report(wants, fit, plan, loaded, placement, options, clock)
-
-
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pause the garbage collector: planning makes many objects, and each collection halts all threads."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPlan:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.collector import paused_collector
 from holdfast.core.errors import HoldfastError, LayoutError, NoArena
 from holdfast.core.events import Event
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -232,6 +233,7 @@ class Planner:
             return None
         return LocalState(collected, collected.value_reports(plan.agreement.partitioned, on_devices=False))
 
+    @paused_collector()
     def plan_layout(self, ranks: Ranks, state: MutableMapping[str, Any]) -> LocalState:
         """Survey all ranks and plan for those of this host. Collective."""
         started = time.perf_counter()
