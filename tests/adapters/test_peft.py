@@ -125,6 +125,35 @@ def test_adapters_that_only_one_side_has_are_a_mismatch(tmp_path: Path, base: Pa
         holdfast.load(tmp_path / "two", {"model": one})
 
 
+@pytest.mark.parametrize("options", [{"only": ["optimizer"]}, {"ignore": ["*_proj*"]}], ids=["only", "ignore"])
+@pytest.mark.parametrize("mode", ["reference", "full"])
+def test_states_saved_without_their_adapters_load_with_the_same_patterns(
+    tmp_path: Path, base: Path, options: dict[str, Any], mode: Any
+) -> None:
+    model = adapted(open_base(base), "embeddings" if options.get("only") else "head")
+    optimizer = optimizer_of(model)
+    train_step(model, optimizer, 0)
+    saved = holdfast.save(tmp_path / "x", {"model": model, "optimizer": optimizer}, base=mode, **options)
+    assert saved.manifest.bases["model"]["mode"] == mode
+    live = adapted(open_base(base), "embeddings" if options.get("only") else "head", seed=7)
+    resumed = optimizer_of(live)
+    train_step(live, resumed, 1)
+    holdfast.load(tmp_path / "x", {"model": live, "optimizer": resumed}, **options)
+    for one, two in zip(model.named_parameters(), live.parameters(), strict=True):
+        if one[1].requires_grad and (options.get("only") or "_proj" not in one[0]):
+            assert torch.equal(optimizer.state[one[1]]["exp_avg"], resumed.state[two]["exp_avg"]), one[0]
+
+
+def test_an_adapter_of_another_name_keeps_the_record_of_its_base(tmp_path: Path, base: Path) -> None:
+    model = peft.get_peft_model(open_base(base), peft.LoraConfig(r=2, target_modules=["q_proj"]), "mine")
+    saved = holdfast.save(tmp_path / "x", {"model": model, "note": 1}, ignore=["note"])
+    assert saved.groups == ("model.mine",) and saved.manifest.bases["model"]["mode"] == "reference"
+    with torch.no_grad():
+        model.get_base_model().get_input_embeddings().weight[0] += 1
+    with pytest.raises(holdfast.Mismatch, match="of the live base model differs"):
+        holdfast.load(tmp_path / "x", {"model": model, "note": 1}, ignore=["note"])
+
+
 def test_a_folder_of_pefts_own_loads(tmp_path: Path, base: Path) -> None:
     model = adapted(open_base(base), "dora")
     model.save_pretrained(tmp_path / "theirs")

@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 def stored_parts(checkpoint: Checkpoint, state: Mapping[str, Any]) -> dict[str, AdapterParts]:
     """Return the modules that the checkpoint stores as adapters and the state has as such, with their parts.
 
-    The averages of a module are under "<name>/model".
+    The averages of a module are under "<name>/model". A selection may have left out all adapters of a module: its
+    record says that the states of its optimizer have their keys.
     """
     from holdfast.adapters.peft import AdapterParts
 
     # A Holdfast manifest has the kinds; the contents would open files that a selection leaves out.
     groups = checkpoint.contents.groups if isinstance(checkpoint, Foreign) else checkpoint.manifest.groups
     kinds = {name: group.kind for name, group in groups.items()}
+    records = {} if isinstance(checkpoint, Foreign) else checkpoint.manifest.bases
     out = {}
     for name in (text for own in state if isinstance(own, str) for text in (own, f"{own}/model")):
         own_kinds = {kind for group, kind in kinds.items() if is_group_of(group, name)}
-        if ADAPTER in own_kinds:
-            out[name] = AdapterParts(BASE in own_kinds, BUFFERS in own_kinds)
+        if ADAPTER in own_kinds or name in records:
+            is_full = records.get(name, {}).get("mode") == "full"
+            out[name] = AdapterParts(is_full or BASE in own_kinds, BUFFERS in own_kinds)
     return out
 
 

@@ -93,7 +93,6 @@ class SaveSelection:
         files = {} if adapters else collected.files  # the configs of a PEFT model describe all of its groups
         out.files = {name: data for name, data in files.items() if _owner(name) not in self.incomplete}
         out.plans = {name: plan for name, plan in collected.plans.items() if name in kept}
-        out.bases = {name: base for name, base in collected.bases.items() if name in kept}
         return out
 
     def survey(self, collected: Collected) -> RankSelection:
