@@ -23,14 +23,15 @@ EPOCHS = 3
 class Noisy(Dataset):
     """Samples that are made noisy when fetched, in the main process: its random numbers count too."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, noise: float = 0.01) -> None:
         self._rows = torch.arange(size * 6, dtype=torch.float32).reshape(size, 6) / (6 * size)
+        self._noise = noise
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self._rows[index] + torch.randn(6) * 0.01 + random.random() * 0.01, index
+        return self._rows[index] + (torch.randn(6) + random.random()) * self._noise, index
 
 
 class Endless(IterableDataset):
@@ -63,6 +64,7 @@ class Counter:
 def make(mode: str, size: int = 29, batch: int = 4, accumulation: int = 1, **options: Any):
     set_seed(7)
     kwargs: dict[str, Any] = {}
+    kept_workers = options.pop("kept_workers", False)
     if mode == "fsdp2":
         kwargs["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"]
@@ -76,7 +78,8 @@ def make(mode: str, size: int = 29, batch: int = 4, accumulation: int = 1, **opt
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
-    loader = DataLoader(Noisy(size), batch_size=batch, shuffle=True)
+    workers = {"num_workers": 2, "persistent_workers": True} if kept_workers else {}
+    loader = DataLoader(Noisy(size, 0 if kept_workers else 0.01), batch_size=batch, shuffle=True, **workers)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     assert isinstance(model, FSDPModule) is (mode == "fsdp2")
     return accelerator, model, optimizer, scheduler, loader

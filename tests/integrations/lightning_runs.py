@@ -25,14 +25,15 @@ EPOCHS = 3
 class Noisy(Dataset):
     """Samples that are made noisy when fetched: the random numbers of the main process count too."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, noise: float = 0.01) -> None:
         self._rows = torch.arange(size * 6, dtype=torch.float32).reshape(size, 6) / (6 * size)
+        self._noise = noise
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self._rows[index] + torch.randn(6) * 0.01 + random.random() * 0.01, index
+        return self._rows[index] + (torch.randn(6) + random.random()) * self._noise, index
 
 
 class Module(pl.LightningModule):
@@ -160,6 +161,8 @@ def make_loader(kind: str, size: int, batch: int, workers: int) -> Any:
         return DataLoader(data, batch_size=batch, shuffle=True, generator=torch.Generator().manual_seed(3))
     if kind == "weighted":
         return DataLoader(data, batch_size=batch, sampler=WeightedRandomSampler([1.0] * size, size))
+    if kind == "kept":
+        return DataLoader(Noisy(size, 0), batch_size=batch, shuffle=True, num_workers=2, persistent_workers=True)
     return DataLoader(data, batch_size=batch, shuffle=True, num_workers=workers)
 
 
@@ -183,7 +186,9 @@ def make_trainer(ck: Any, lines: dict[Any, Any], mode: str = "single", **options
 
 def train(root: str, mode: str, stop_at: int | None, trainer_options: dict[str, Any], options: dict[str, Any]):
     """Fit from the last checkpoint; return a line for each batch and each logged value."""
-    warnings.filterwarnings("ignore", ".*(num_workers|sync_dist|logging interval|srun|does not have many).*")
+    warnings.filterwarnings(
+        "ignore", ".*(num_workers|sync_dist|logging interval|srun|does not have many|goes on amid).*"
+    )
     given = dict(trainer_options)
     plateau, kind, workers = given.pop("plateau", ""), given.pop("loader", "plain"), given.pop("workers", 0)
     batch = given.pop("batch", 4)

@@ -69,6 +69,11 @@ def test_gradient_accumulation(launcher: Launcher, tmp_path: Path):
 
 
 @pytest.mark.full
+def test_persistent_workers(launcher: Launcher, tmp_path: Path):
+    check_killed(launcher, tmp_path, "single", 4, [6, 9, 14], kept_workers=True)  # 8 is an epoch's end
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("folders", [False, True])
 def test_save_state_and_load_state(launcher: Launcher, tmp_path: Path, folders: bool):
     (whole,) = launcher.values(1, f"{RUNS}:train_attached", str(tmp_path / "whole"), folders)

@@ -89,6 +89,7 @@ def test_killed_after_a_save_at_the_end_of_an_epoch(launcher: Launcher, tmp_path
         ({"accumulate_grad_batches": 2}, {"every_n_train_steps": 2}),
         ({"limit_train_batches": 5, "limit_val_batches": 0}, {"every_n_train_steps": 3}),
         ({"workers": 2}, {"every_n_train_steps": 3, "replay": True}),
+        ({"loader": "kept"}, {"every_n_train_steps": 4}),
         ({"loader": "stateful"}, {"every_n_train_steps": 3}),
         ({"loader": "generator"}, {"every_n_train_steps": 3}),
         ({"loader": "weighted"}, {"every_n_train_steps": 3}),

@@ -125,7 +125,7 @@ class SaveSelection:
 
     def selects(self, kinds: Mapping[str, str], aliases: Mapping[str, Mapping[str, str]], group: str, key: str) -> bool:
         """Return True if a tensor of any rank is selected, given the kinds and ties of all groups."""
-        return self._selects(_GroupKeys(kinds, _inverted(aliases)), group, key)
+        return self._decide(_GroupKeys(kinds, _inverted(aliases)), group, key)  # not kept: ties may still be added
 
     def _unused(self) -> list[str]:
         return [pattern for pattern in (*self.choice.only, *self.choice.ignore) if pattern not in self.choice.used]
@@ -137,7 +137,7 @@ class SaveSelection:
             known = self._decisions[name] = self._decide(keys, group, key, rounded)
         return known
 
-    def _decide(self, keys: _GroupKeys, group: str, key: str, rounded: bool) -> bool:
+    def _decide(self, keys: _GroupKeys, group: str, key: str, rounded: bool = False) -> bool:
         if keys.kinds.get(group) == "masters":
             module = keys.module_of(group)
             others = keys.names.get(module, {}).get(key, ())

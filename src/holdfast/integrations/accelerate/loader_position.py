@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 from holdfast.core.warnings import warn
+from holdfast.integrations.worker_seeds import seed_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class CountedLoader:
         self.batches = batches
         if hasattr(self.loader, "iteration"):
             self.loader.iteration = saved.epoch
+        if saved.epoch or saved.batches:
+            seed_apart(self.loader)
         sampler = _sampler(self.loader)
         if isinstance(sampler, SeedableRandomSampler) and saved.seed is not None:
             sampler.initial_seed = saved.seed

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.core.warnings import warn
 from holdfast.integrations.skipping import without_first
+from holdfast.integrations.worker_seeds import seeded_apart
 from holdfast.random_streams import RandomStreams
 
 _KNOWN_SAMPLERS = ("torch.", "lightning.", "pytorch_lightning.", "lightning_fabric.")  # draw when an epoch begins
@@ -29,6 +30,7 @@ class TrainLoaders:
         self._replay = replay
         self._streams = streams
         self._begin: Mapping[str, Any] = {}  # of the epoch that runs
+        self._is_first = True  # the seed of persistent workers is drawn in the first epoch of a run
         self._skip = 0
         self._own_state = False  # the loader finds its position with a state of its own
         self._resumed: Mapping[str, Any] | None = None
@@ -44,6 +46,7 @@ class TrainLoaders:
             "used": used,
             "batch_samples": self._batch_samples(),
             "samples": self._samples(),
+            "is_first": self._begin["is_first"],
             "streams": self._begin["streams"],
             "generators": self._begin["generators"] if is_amid else now,
         }
@@ -97,6 +100,7 @@ class TrainLoaders:
         if self._resumed is None:
             return False
         resumed, self._resumed = self._resumed, None
+        self._is_first = False
         generators = self._generators()
         if len(generators) == len(resumed["generators"]):
             for generator, state in zip(generators, resumed["generators"], strict=True):
@@ -107,6 +111,7 @@ class TrainLoaders:
             if not self._own_state:
                 self._skip = int(resumed["used"])
                 self._begin = resumed
+                self._is_first = resumed["is_first"]
         return self._own_state
 
     def _check_same_samples(self, resumed: Mapping[str, Any]) -> None:
@@ -132,12 +137,15 @@ class TrainLoaders:
     def iterate(self, loader: Any, kind: type) -> Iterator[Any]:
         """Yield the batches of one epoch; nothing is drawn or read before the first is asked for."""
         skip, self._skip = self._skip, 0
+        is_first, self._is_first = self._is_first, False
         if not skip:
             self._begin = {
+                "is_first": is_first,
                 "streams": RandomStreams().state_dict(),
                 "generators": [generator.get_state() for generator in self._generators()],
             }
-            batches = kind.__iter__(loader)  # type: ignore[attr-defined]
+            with seeded_apart(loader, when=not is_first):
+                batches = kind.__iter__(loader)  # type: ignore[attr-defined]
             if self._own_state:
                 self._own_state = False
                 self._streams.apply()
@@ -152,9 +160,12 @@ class TrainLoaders:
                     f"goes on amid an epoch after {skip} batches: random numbers that data workers draw are not those "
                     "of the run that never stopped; if the data is augmented at random, pass replay=True"
                 )
-            yield from kind.__iter__(without_first(loader, skip, self._streams.apply))  # type: ignore[attr-defined]
+            loader = without_first(loader, skip, self._streams.apply)
+        with seeded_apart(loader, when=not is_first):
+            batches = kind.__iter__(loader)  # type: ignore[attr-defined]
+        if not self._replay:
+            yield from batches
             return
-        batches = kind.__iter__(loader)  # type: ignore[attr-defined]
         for _ in range(skip):
             next(batches)
         self._streams.apply()
