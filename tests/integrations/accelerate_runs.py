@@ -78,7 +78,7 @@ def make(mode: str, size: int = 29, batch: int = 4, accumulation: int = 1, **opt
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
-    workers = {"num_workers": 2, "persistent_workers": True} if kept_workers else {}
+    workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True} if kept_workers else {}
     loader = DataLoader(Noisy(size, 0 if kept_workers else 0.01), batch_size=batch, shuffle=True, **workers)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     assert isinstance(model, FSDPModule) is (mode == "fsdp2")
