@@ -70,6 +70,7 @@ def test_ids_beyond_the_rows(folder: Path) -> None:
         "rows": [
             "model.embed_tokens.weight has rows up to 31: too few for '<late>' (32); holdfast resize-vocab adds rows"
         ],
+        "round trip": ["'<late>' is encoded as [17], not as its id 32"],  # the library numbers added tokens itself
     }
     done = call("check-tokens", folder)
     assert done.exit_code == 1
@@ -96,9 +97,7 @@ def test_special_tokens_that_do_not_come_back(folder: Path) -> None:
         fields["normalizer"] = {"type": "Replace", "pattern": {"String": "<tool>"}, "content": "cat"}
 
     change(folder, "tokenizer.json", lower)
-    found = problems(folder)
-    assert list(found) == ["round trip"]
-    assert found["round trip"][0].startswith("'<tool>' is encoded as [")
+    assert problems(folder) == {"round trip": ["15, the id of '<tool>', is decoded as 'cat'"]}
 
 
 @pytest.mark.parametrize(
