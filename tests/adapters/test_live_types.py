@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import functools
 from collections import defaultdict, deque, namedtuple
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, Flag, IntEnum, auto
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -196,6 +196,23 @@ def test_an_enum_is_found_by_its_name_then_by_its_value(tmp_path: Path) -> None:
     assert reloaded(tmp_path, Mode.TEST, renamed.LEARN)[0] is renamed.EVAL
     with pytest.raises(holdfast.Mismatch, match=r"value: gone has no member TEST or value 2"):
         reloaded(tmp_path, Mode.TEST, gone.A)
+
+
+@dataclass
+class WithPseudoFields:
+    """A dataclass with annotations that are no fields of its objects."""
+
+    limit: ClassVar[int] = 3
+    rows: int
+    scale: InitVar[int] = 2
+
+
+def test_class_variables_and_arguments_of_a_dataclass_are_no_fields(tmp_path: Path) -> None:
+    state = {"settings": WithPseudoFields(5)}
+    holdfast.save(tmp_path / "x", state)
+    state["settings"].rows = 1
+    holdfast.load(tmp_path / "x", state)
+    assert state["settings"] == WithPseudoFields(5)
 
 
 class Counter:

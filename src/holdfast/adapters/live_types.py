@@ -7,6 +7,7 @@ says so; where the live class does not fit, the load says what differs.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,7 @@ def type_mismatch(saved: TypedValue, live: Any) -> str:
 
 
 def _field_names(live: Any) -> tuple[str, ...]:
-    return type(live)._fields if is_named_tuple(live) else tuple(type(live).__dataclass_fields__)
+    return type(live)._fields if is_named_tuple(live) else tuple(field.name for field in dataclasses.fields(live))
 
 
 def make_typed(saved: TypedValue, live: Any, items: Mapping[Any, Any]) -> Any:
