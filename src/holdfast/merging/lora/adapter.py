@@ -1,0 +1,166 @@
+"""An adapter as an input of a merge: opened, its tensors sorted by the module that they change, its base resolved."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from holdfast.checkpoint.base_reference import base_folder, check_base
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.convert.open_source import open_source
+from holdfast.convert.sidefiles import side_files
+from holdfast.core import names
+from holdfast.core.errors import Mismatch, NotFound, Unsupported
+from holdfast.layout.box import Box
+from holdfast.merging.lora.adapter_config import LoraConfig
+from holdfast.plan.contents import Group
+from holdfast.plan.files import Place
+from holdfast.plan.load_plan import StoredFile
+from holdfast.plan.recipe import Recipe
+from holdfast.storage.base import Reader
+
+_PREFIX = "base_model.model."
+_PICKLES = ("adapter_model.bin", "adapter_model.pt")
+_PART = re.compile(
+    r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
+    r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)"
+)
+_FULL = re.compile(r"(?P<module>.+?)\.(?:base_layer|modules_to_save)\.(?P<leaf>.+)")
+
+
+@dataclass(slots=True)
+class ModuleParts:
+    """The tensors of an adapter for one module, by part, with their keys in the adapter."""
+
+    parts: dict[str, Recipe[Place]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A tensor file of an adapter, under a name that no file of the base has."""
+
+    source: Checkpoint
+    file: str
+    lock: threading.Lock
+
+    @property
+    def size(self) -> int:
+        return self.source.manifest.files[self.file].size
+
+    def open(self) -> Reader:
+        with self.lock:
+            return self.source.open_file(self.file)
+
+    def inputs(self, begin: int, end: int) -> Iterator[tuple[Recipe[Place], Box]] | None:
+        return None
+
+
+class Adapter:
+    """An opened LoRA adapter: a folder of PEFT, or a step of a run that trained one."""
+
+    def __init__(self, path: str, number: int, weight: float = 1.0) -> None:
+        """Open the adapter. Raises Unsupported for a pickle, and for another kind of adapter."""
+        self.options_path = path
+        self.weight = weight
+        _refuse_pickles(path)
+        self.source = open_source(path)
+        self.lock = threading.Lock()
+        self.group_name, group = _adapter_group(self.source)
+        self.small: Mapping[str, bytes] = side_files(self.source)
+        self.folder = names.group_folder(names.file_stem(self.group_name, names.ADAPTER))
+        config = self.small.get(f"{self.folder}{names.ADAPTER_CONFIG}")
+        if config is None:
+            raise NotFound(f"{self.source.path} has no {names.ADAPTER_CONFIG}, which says how to merge the adapter")
+        self.config = LoraConfig.read(config, f"{self.source.path}/{names.ADAPTER_CONFIG}")
+        self.stored, self._renamed = self._borrowed(number, group)
+        self.modules: dict[str, ModuleParts] = {}
+        self.full: dict[str, tuple[str, Recipe[Place]]] = {}  # whole tensors: the base's key to the adapter's
+        for key, recipe in group.tensors.items():
+            self._sort(key, self._own(recipe))
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    def virtual_files(self) -> dict[str, AdapterFile]:
+        """Return the adapter's files by the names that the merge uses."""
+        return {name: AdapterFile(self.source, file, self.lock) for file, name in self._renamed.items()}
+
+    def base_path(self) -> str | Path | None:
+        """Return the base that the adapter names, None if it is not on this host. Raises Mismatch if it changed."""
+        record = self.source.manifest.bases.get(self.group_name)
+        if record is not None and record["mode"] == "reference":
+            folder = base_folder(record["source"], record.get("revision"))
+            if folder is None:
+                raise NotFound(
+                    f"{self.path}: its base model {record['source']} is missing on this host; name the base: "
+                    "`holdfast merge BASE DST --lora ADAPTER`"
+                )
+            check_base(record, folder, self.path)
+            return folder
+        if any(group.kind == names.BASE for group in self.source.contents.groups.values()):
+            return self.options_path
+        return base_folder(self.config.base or "", None)
+
+    def _borrowed(self, number: int, group: Group) -> tuple[tuple[StoredFile, ...], dict[str, str]]:
+        used = {place.file for recipe in group.tensors.values() for place in recipe.sources()}
+        renamed = {file: f"adapter:{number}:{file}" for file in used}
+        stored = tuple(
+            replace(file, name=renamed[file.name], places=tuple(self._moved(place, renamed) for place in file.places))
+            for file in self.source.contents.files
+            if file.name in used
+        )
+        return stored, renamed
+
+    @staticmethod
+    def _moved(place: Place, renamed: Mapping[str, str]) -> Place:
+        return replace(place, file=renamed[place.file])
+
+    def _own(self, recipe: Recipe[Place]) -> Recipe[Place]:
+        terms = (replace(term, source=self._moved(term.source, self._renamed)) for term in recipe.terms)
+        return Recipe(recipe.shape, recipe.dtype, tuple(terms))
+
+    def _sort(self, key: str, recipe: Recipe[Place]) -> None:
+        name = key.removeprefix(_PREFIX)
+        match = _PART.fullmatch(name.removesuffix(".weight") if "magnitude_vector" in name else name)
+        if match is not None:
+            module = match["module"].replace(".base_layer", "")
+            parts = self.modules.setdefault(module, ModuleParts())
+            parts.parts[match["part"]] = recipe
+            parts.keys[match["part"]] = key
+            return
+        whole = _FULL.fullmatch(name)
+        target = f"{whole['module']}.{whole['leaf'].removeprefix('default.')}" if whole is not None else name
+        if target in self.full:
+            raise Mismatch(f"{self.path} has {target!r} twice: {self.full[target][0]!r} and {key!r}")
+        self.full[target] = (key, recipe)
+
+
+def _refuse_pickles(path: str) -> None:
+    """Raise Unsupported for an adapter that is stored as a pickle."""
+    folder = Path(path).expanduser()
+    if folder.is_file() and folder.suffix != ".safetensors":
+        raise Unsupported(f"{path}: expected the folder of an adapter, or its adapter_model.safetensors")
+    if "://" in path or not folder.is_dir() or (folder / names.ADAPTER_FILE).exists():
+        return
+    pickle = next((name for name in _PICKLES if (folder / name).exists()), None)
+    if pickle is not None:
+        raise Unsupported(
+            f"{path}: the adapter is a pickle, {pickle}, which may run code when it is read; save it again with "
+            "PEFT's save_pretrained(safe_serialization=True)"
+        )
+
+
+def _adapter_group(source: Checkpoint) -> tuple[str, Group]:
+    found = {name: group for name, group in source.contents.groups.items() if group.kind == names.ADAPTER}
+    chosen = {name: group for name, group in found.items() if "/" not in name} or found
+    if not chosen:
+        kinds = ", ".join(f"{name} ({group.kind})" for name, group in source.contents.groups.items()) or "nothing"
+        raise NotFound(f"{source.path} has no adapter, but {kinds}: {names.ADAPTER_FILE} with {names.ADAPTER_CONFIG}")
+    if len(chosen) > 1:
+        raise NotFound(f"{source.path} has several adapters: {', '.join(sorted(chosen))}; copy one to its own folder")
+    return next(iter(chosen.items()))

@@ -1,0 +1,144 @@
+"""The adapter_config.json of a LoRA adapter: checked fields, and the scaling of a module as PEFT computes it.
+
+A field that would change the result and is not known here is refused by name: an adapter is merged as it was trained,
+or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.format import strictjson
+
+MOST_RANK = 16_384
+_MOST_PATTERNS = 100_000
+_PATTERN_CHARS = 400
+_REPEATS = 4  # of one pattern: more may take forever to match
+_NESTED = re.compile(r"\)[*+{?]|[*+}][*+{]")
+_KINDS = ("LORA",)
+
+# Fields without an effect on the merged weights: how the adapter was trained, and which modules it has.
+_NEUTRAL = frozenset(
+    """auto_mapping base_model_name_or_path base_model_class bias corda_config ensure_weight_tying eva_config
+    exclude_modules inference_mode layers_pattern layers_to_transform lora_dropout lora_ga_config megatron_core
+    modules_to_save parent_library peft_version qalora_group_size revision runtime_config target_modules task_type
+    unsloth_fixed velora_config loftq_config use_dora use_rslora fan_in_fan_out lora_bias r lora_alpha rank_pattern
+    alpha_pattern trainable_token_indices peft_type init_lora_weights""".split()
+)
+# Initialisations that change the base model too: the adapter alone does not hold what was trained.
+_CHANGES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """The fields of an adapter's config that decide the merged weights."""
+
+    where: str
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    use_rslora: bool
+    use_dora: bool
+    fan_in_fan_out: bool
+    token_indices: Mapping[str, tuple[int, ...]]  # by the ending of a module's name
+    base: str | None = None
+
+    @staticmethod
+    def read(data: bytes, where: str) -> LoraConfig:
+        """Return a checked config. Raises Unsupported for another kind of adapter, or a field with an unknown effect."""
+        fields = strictjson.loads(data, where)
+        if not isinstance(fields, dict):
+            raise InvalidArgument(f"{where}: expected a JSON object")
+        kind = fields.get("peft_type")
+        if kind not in _KINDS:
+            raise Unsupported(f"{where}: the adapter's peft_type is {str(kind)[:80]!r}; Holdfast merges LORA")
+        start = fields.get("init_lora_weights")
+        if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+            raise Unsupported(
+                f"{where}: init_lora_weights is {start[:80]!r}, which changes the base model too: convert the adapter "
+                "with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) first"
+            )
+        unknown = sorted(name for name, value in fields.items() if value and name not in _NEUTRAL)
+        if unknown:
+            raise Unsupported(f"{where}: Holdfast cannot merge an adapter with {unknown[0][:80]!r}")
+        base = fields.get("base_model_name_or_path")
+        return LoraConfig(
+            where,
+            _rank(fields.get("r"), f"{where}: r"),
+            _number(fields.get("lora_alpha"), f"{where}: lora_alpha"),
+            {key: _rank(value, f"{where}: rank_pattern") for key, value in _patterns(fields, "rank_pattern", where)},
+            {key: _number(value, f"{where}: alpha_pattern") for key, value in _patterns(fields, "alpha_pattern", where)},
+            _flag(fields, "use_rslora", where),
+            _flag(fields, "use_dora", where),
+            _flag(fields, "fan_in_fan_out", where),
+            _token_indices(fields.get("trainable_token_indices"), where),
+            base if isinstance(base, str) and base else None,
+        )
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank that the config states for a module."""
+        return self.ranks.get(_matching(self.ranks, module), self.rank)
+
+    def scaling(self, module: str, weight: float) -> float:
+        """Return the factor of a module's product of matrices."""
+        alpha = self.alphas.get(_matching(self.alphas, module), self.alpha)
+        rank = self.rank_of(module)
+        return weight * alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _matching(patterns: Mapping[str, Any], module: str) -> str:
+    """Return the first pattern that matches a module's name or its ending."""
+    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+
+
+def _patterns(fields: Mapping[str, Any], name: str, where: str) -> list[tuple[str, Any]]:
+    found = fields.get(name) or {}
+    if not isinstance(found, dict) or len(found) > _MOST_PATTERNS:
+        raise InvalidArgument(f"{where}: {name}: expected at most {_MOST_PATTERNS} patterns with values")
+    for pattern in found:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidArgument(f"{where}: {name}: {pattern[:80]!r} is no regular expression: {error}") from None
+        if len(pattern) > _PATTERN_CHARS or len(re.findall(r"[*+{]", pattern)) > _REPEATS or _NESTED.search(pattern):
+            raise Unsupported(f"{where}: {name}: the pattern {pattern[:80]!r} may take forever to match; spell it out")
+    return list(found.items())
+
+
+def _rank(value: Any, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_RANK:
+        raise InvalidArgument(f"{where}: expected a rank from 1 to {MOST_RANK}, got {str(value)[:80]}")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e30:
+        raise InvalidArgument(f"{where}: expected a finite number, got {str(value)[:80]}")
+    return value if type(value) is int else float(value)
+
+
+def _flag(fields: Mapping[str, Any], name: str, where: str) -> bool:
+    value = fields.get(name, False)
+    if value not in (True, False, None):
+        raise InvalidArgument(f"{where}: {name}: expected true or false, got {str(value)[:80]}")
+    return bool(value)
+
+
+def _token_indices(value: Any, where: str) -> dict[str, tuple[int, ...]]:
+    """Return the trained rows of embeddings by module; a list is for the input embeddings."""
+    by_module = value if isinstance(value, dict) else {"": value} if value else {}
+    out: dict[str, tuple[int, ...]] = {}
+    for module, indices in by_module.items():
+        good = isinstance(indices, list) and all(type(index) is int and 0 <= index < 2**31 for index in indices)
+        if not good or len(set(indices)) != len(indices):
+            raise InvalidArgument(
+                f"{where}: trainable_token_indices: expected different non-negative numbers of rows"
+            )
+        out[module] = tuple(indices)
+    return out

@@ -1,0 +1,295 @@
+"""The plan of a merge of adapters: for every weight of the base its changes; every tensor of an adapter is used.
+
+Reads headers and configs only. All problems are reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.convert.computed import ComputedTensors
+from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.core.names import natural_key
+from holdfast.merging.lora.adapter import Adapter, ModuleParts
+from holdfast.merging.lora.weight_changes import (
+    BiasChange,
+    LowRankChange,
+    MergedWeight,
+    TokenRowsChange,
+    WeightChange,
+    grouped,
+)
+from holdfast.plan.contents import Group
+from holdfast.plan.files import Place
+from holdfast.plan.recipe import Recipe
+
+_SHOWN = 8
+_FLOATS = ("bfloat16", "float16", "float32", "float64")
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight")
+_Recipes = dict[str, Recipe[Place]]
+
+
+@dataclass(slots=True)
+class ChangedWeight:
+    """A weight of the base: its tensor before the adapters' products, its number of rows, and its changes."""
+
+    base: Recipe[Place]
+    rows: int
+    changes: list[WeightChange] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPlan:
+    """The tensors of the merged model by key. `vocabulary` is the number of rows if tokens were added."""
+
+    tensors: Mapping[str, Recipe[Place]]
+    changed: tuple[str, ...]
+    vocabulary: int | None
+    unties: bool
+
+
+def plan_lora(base: Checkpoint, group: Group, adapters: Sequence[Adapter], computed: ComputedTensors) -> LoraPlan:
+    """Match the adapters with the base. Raises one Mismatch that lists all problems."""
+    planner = _Planner(base, group)
+    for adapter in adapters:
+        planner.add(adapter)
+    vocabulary = planner.check_vocabulary()
+    if planner.problems:
+        more = f"\n  and {len(planner.problems) - _SHOWN} more" if len(planner.problems) > _SHOWN else ""
+        raise Mismatch("the adapters do not fit the base:\n  " + "\n  ".join(planner.problems[:_SHOWN]) + more)
+    tensors = dict(group.tensors)
+    for key, weight in planner.changed.items():
+        tensors[key] = _merged(key, weight, computed)
+    changed = tuple(sorted(planner.changed, key=natural_key))
+    return LoraPlan(tensors, changed, vocabulary, planner.unties)
+
+
+def _merged(key: str, weight: ChangedWeight, computed: ComputedTensors) -> Recipe[Place]:
+    if not weight.changes:
+        return weight.base
+    if len(weight.base.shape) == 1:
+        made = MergedWeight(weight.base.unsqueezed(0), 1, tuple(weight.changes))
+        return computed.add(key, made).squeezed(0)
+    return computed.add(key, MergedWeight(weight.base, weight.rows, tuple(weight.changes)))
+
+
+class _Planner:
+    """Matches one adapter after the other with the base."""
+
+    def __init__(self, base: Checkpoint, group: Group) -> None:
+        self.base = base
+        self.group = group
+        self.changed: dict[str, ChangedWeight] = {}
+        self.problems: list[str] = []
+        self.unties = False
+        self._by_key: Callable[[str], str] = str
+
+    def add(self, adapter: Adapter) -> None:
+        self._by_key = self._spelling(adapter)
+        for target, (key, recipe) in adapter.full.items():
+            self._replace(adapter, self._by_key(target), key, recipe)
+        for module, own in adapter.modules.items():
+            self._add_module(adapter, module, own)
+        for module in adapter.config.token_indices:
+            if not any(self._is_of(name, module) for name, own in adapter.modules.items() if _TOKENS in own.parts):
+                self.problems.append(f"{adapter.path} trains rows of {module or 'the embeddings'}, but has no such tensor")
+
+    def _spelling(self, adapter: Adapter) -> Callable[[str], str]:
+        """Return how keys of the adapter become keys of the base, which may lack or add the prefix "model."."""
+        wanted = [f"{module}.weight" for module in adapter.modules] + list(adapter.full)
+        spellings: tuple[Callable[[str], str], ...] = (
+            str,
+            lambda key: f"model.{key}",
+            lambda key: key.removeprefix("model."),
+            lambda key: f"transformer.{key}",
+            lambda key: key.removeprefix("transformer."),
+        )
+        return max(spellings, key=lambda spell: sum(self._exists(spell(key)) for key in wanted))
+
+    def _exists(self, key: str) -> bool:
+        return key in self.group.tensors or key in self.group.aliases
+
+    def _weight(self, key: str) -> ChangedWeight | None:
+        """Return the weight to change, None if the base does not have it."""
+        kept = self.group.aliases.get(key, key)
+        if kept not in self.changed:
+            found = self.group.tensors.get(kept)
+            if found is None:
+                return None
+            self.changed[kept] = ChangedWeight(found, found.shape[0] if found.shape else 0)
+        return self.changed[kept]
+
+    def _replace(self, adapter: Adapter, target: str, key: str, recipe: Recipe[Place]) -> None:
+        """Put a whole tensor of the adapter (modules_to_save, biases, resized embeddings) in place of the base's."""
+        weight = self._weight(target)
+        if weight is None and target.endswith(_HEADS) and len(recipe.shape) == 2:
+            self._untie(target, recipe)
+            return
+        if weight is None:
+            self.problems.append(f"{adapter.path}: {key!r}: the base {self.base.path} has no {target!r}")
+            return
+        if weight.changes:
+            self.problems.append(f"{adapter.path}: {key!r} would replace what another adapter changed")
+            return
+        grows = len(recipe.shape) == 2 and target.endswith((*_EMBEDDINGS, *_HEADS)) and recipe.shape[0] > weight.rows
+        if recipe.shape != weight.base.shape and not (grows and recipe.shape[1] == weight.base.shape[1]):
+            self.problems.append(_shapes(adapter, key, recipe, target, weight.base.shape))
+            return
+        self.changed[self.group.aliases.get(target, target)] = ChangedWeight(
+            recipe.cast(weight.base.dtype), recipe.shape[0]
+        )
+
+    def _untie(self, target: str, recipe: Recipe[Place]) -> None:
+        """Add an output embedding that the base ties to its input embedding."""
+        self.unties = True
+        self.changed[target] = ChangedWeight(recipe.cast(self._embeddings()[0].base.dtype), recipe.shape[0])
+
+    def _add_module(self, adapter: Adapter, module: str, own: ModuleParts) -> None:
+        weight = self._weight(self._by_key(f"{module}.weight"))
+        keys = ", ".join(map(repr, own.keys.values()))
+        if weight is None:
+            tied = " (it may be tied to the embeddings: tie_word_embeddings)" if module.endswith("lm_head") else ""
+            self.problems.append(f"{adapter.path}: {keys}: the base {self.base.path} has no weight of {module!r}{tied}")
+            return
+        parts = dict(own.parts)
+        try:
+            if "lora_embedding_A" in parts or "lora_embedding_B" in parts:
+                self._add_product(adapter, module, own, weight, parts, embedding=True)
+            if "lora_A.weight" in parts or "lora_B.weight" in parts:
+                self._add_product(adapter, module, own, weight, parts, embedding=False)
+            if "lora_B.bias" in parts:
+                self._add_bias(adapter, module, parts.pop("lora_B.bias"))
+            if _TOKENS in parts:
+                self._add_tokens(adapter, module, own, weight, parts.pop(_TOKENS))
+        except (Mismatch, Unsupported) as problem:
+            self.problems.append(str(problem))
+            return
+        if parts:
+            unused = ", ".join(repr(own.keys[part]) for part in parts)
+            self.problems.append(f"{adapter.path}: {unused}: no other tensor or option of the adapter uses it")
+
+    def _add_product(
+        self,
+        adapter: Adapter,
+        module: str,
+        own: ModuleParts,
+        weight: ChangedWeight,
+        parts: _Recipes,
+        *,
+        embedding: bool,
+    ) -> None:
+        config = adapter.config
+        names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A.weight", "lora_B.weight")
+        missing = [name for name in names if name not in parts]
+        if missing:
+            raise Mismatch(f"{adapter.path}: {module!r} has {', '.join(map(repr, own.keys.values()))}, but no {missing[0]}")
+        first, second = parts.pop(names[0]), parts.pop(names[1])
+        magnitude = parts.pop(_MAGNITUDE, None) if config.use_dora else None
+        is_transposed = embedding or config.fan_in_fan_out
+        self._check_product(adapter, module, own, weight, first, second, is_transposed=is_transposed)
+        outputs = weight.base.shape[1] if is_transposed else weight.rows
+        if config.use_dora and (magnitude is None or magnitude.shape not in ((outputs,), (outputs, 1), (1, outputs))):
+            shape = "none" if magnitude is None else list(magnitude.shape)
+            raise Mismatch(f"{adapter.path}: {module!r}: use_dora needs a lora_magnitude_vector of {outputs}, got {shape}")
+        scaling = config.scaling(module, adapter.weight)
+        change = LowRankChange(first, second, scaling, is_transposed, embedding, magnitude, weight.base)
+        weight.changes.append(change)
+
+    def _check_product(
+        self,
+        adapter: Adapter,
+        module: str,
+        own: ModuleParts,
+        weight: ChangedWeight,
+        first: Recipe[Place],
+        second: Recipe[Place],
+        *,
+        is_transposed: bool,
+    ) -> None:
+        where = f"{adapter.path}: {module!r}"
+        if weight.base.dtype.name not in _FLOATS:
+            raise Unsupported(f"{where}: the weight is {weight.base.dtype.name}; dequantize the base first")
+        if len(weight.base.shape) != 2 or len(first.shape) != 2 or len(second.shape) != 2:
+            raise Unsupported(f"{where}: its tensors have {len(first.shape)} dims; Holdfast merges matrices only")
+        odd = next((r.dtype.name for r in (first, second) if r.dtype.name not in _FLOATS), None)
+        if odd is not None:
+            raise Unsupported(f"{where}: a tensor of the adapter is {odd}")
+        rank = adapter.config.rank_of(module)
+        rows, columns = weight.rows, weight.base.shape[1]
+        outputs, inputs = (columns, rows) if is_transposed else (rows, columns)
+        if first.shape != (rank, inputs) or second.shape != (outputs, rank):
+            raise Mismatch(
+                f"{where}: {', '.join(map(repr, own.keys.values()))} have the shapes {list(first.shape)} and "
+                f"{list(second.shape)}, expected {[rank, inputs]} and {[outputs, rank]}: the rank in the config is "
+                f"{rank}, and the base's weight is {[rows, columns]}"
+            )
+
+    def _add_bias(self, adapter: Adapter, module: str, bias: Recipe[Place]) -> None:
+        weight = self._weight(self._by_key(f"{module}.bias"))
+        if weight is None or weight.base.shape != bias.shape:
+            raise Mismatch(f"{adapter.path}: {module!r} has a lora_B.bias, but the base has no such bias to add it to")
+        weight.changes.append(BiasChange(bias.unsqueezed(0), adapter.config.scaling(module, adapter.weight)))
+
+    def _add_tokens(
+        self, adapter: Adapter, module: str, own: ModuleParts, weight: ChangedWeight, values: Recipe[Place]
+    ) -> None:
+        indices = next((i for name, i in adapter.config.token_indices.items() if self._is_of(module, name)), ())
+        key = own.keys[_TOKENS]
+        if values.shape != (len(indices), weight.base.shape[1]):
+            raise Mismatch(
+                f"{adapter.path}: {key!r} has the shape {list(values.shape)}, expected "
+                f"{[len(indices), weight.base.shape[1]]}: trainable_token_indices has {len(indices)} rows"
+            )
+        rows = max((*[index + 1 for index in indices], weight.rows))
+        missing = sorted(set(range(weight.rows, rows)) - set(indices)) if rows - weight.rows <= len(indices) else [rows - 1]
+        if missing:
+            raise Mismatch(
+                f"{adapter.path}: {key!r} adds rows to {weight.rows} of the base, but not {grouped(missing)}: resize the "
+                "base's embeddings as for the training first"
+            )
+        weight.rows = rows
+        weight.changes.append(TokenRowsChange(indices, values))
+
+    @staticmethod
+    def _is_of(module: str, name: str) -> bool:
+        """Return True if a name in trainable_token_indices means a module; "" is the input embeddings."""
+        return not name or module == name or module.endswith(f".{name}")
+
+    def _embeddings(self) -> list[ChangedWeight]:
+        keys = [key for key in self.group.tensors if key.endswith(_EMBEDDINGS)]
+        found = [self.changed.get(key) or ChangedWeight(r := self.group.tensors[key], r.shape[0]) for key in keys[:1]]
+        if not found:
+            raise Mismatch(f"{self.base.path} has no input embeddings among {', '.join(_EMBEDDINGS)}")
+        return found
+
+    def check_vocabulary(self) -> int | None:
+        """Return the new number of rows of the embeddings, None if no token was added."""
+        grown = {key: weight.rows for key, weight in self.changed.items() if self._grew(key, weight)}
+        if not grown:
+            return None
+        rows = max(grown.values())
+        for key, recipe in self.group.tensors.items():
+            if not key.endswith((*_EMBEDDINGS, *_HEADS)) or len(recipe.shape) != 2:
+                continue
+            found = self.changed[key].rows if key in self.changed else recipe.shape[0]
+            if found != rows:
+                self.problems.append(
+                    f"the adapters grow {', '.join(grown)} to {rows} rows, but {key!r} has {found}: save the adapter "
+                    "with its resized embeddings (save_embedding_layers=True), or resize the base first"
+                )
+        return rows
+
+    def _grew(self, key: str, weight: ChangedWeight) -> bool:
+        before = self.group.tensors.get(key)
+        return before is not None and len(before.shape) == 2 and weight.rows > before.shape[0]
+
+
+_TOKENS = "token_adapter.trainable_tokens_delta"
+_MAGNITUDE = "lora_magnitude_vector"
+
+
+def _shapes(adapter: Adapter, key: str, recipe: Recipe[Place], target: str, shape: tuple[int, ...]) -> str:
+    return f"{adapter.path}: {key!r} has the shape {list(recipe.shape)}, the base's {target!r} has {list(shape)}"

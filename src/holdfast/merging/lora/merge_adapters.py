@@ -1,0 +1,270 @@
+"""A merge of adapters from start to end: open base and adapters, match them, stream the merged model, publish."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from holdfast.checkpoint.attempt import Attempt
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.convert.computed import ComputedTensors
+from holdfast.convert.destination import DestinationFolder
+from holdfast.convert.open_source import open_source
+from holdfast.convert.publish_output import publish_output
+from holdfast.convert.run import stream_output
+from holdfast.convert.select import is_model
+from holdfast.convert.sidefiles import side_files
+from holdfast.convert.sinks import sink_named
+from holdfast.convert.sinks.base import Output, SinkRequest
+from holdfast.core import limits, names
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
+from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
+from holdfast.core.terminal import Progress
+from holdfast.format import strictjson
+from holdfast.merging.donor_files import RECORD, with_fields
+from holdfast.merging.lora.adapter import Adapter
+from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
+from holdfast.merging.merge import Watch, unwatched
+from holdfast.merging.merge_record import DigestedFiles, file_digests
+from holdfast.plan.contents import Contents, Group
+from holdfast.sources.foreign import Foreign, with_contents
+from holdfast.version import __version__
+from holdfast.writer.messages import SaveStarted
+
+BLOCK_BYTES = 8 * limits.MIB
+_TOKENIZER = re.compile(
+    r"tokenizer.*|vocab\..*|merges\.txt|added_tokens\.json|special_tokens_map\.json|.*\.jinja|spiece\.model"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """The base, the adapters with their weights, and the output of a merge of adapters."""
+
+    adapters: tuple[str, ...]
+    weights: tuple[float, ...]
+    base: str | None = None
+    max_shard_size: int | str = "5GB"
+    verify: bool = True
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.adapters:
+            raise InvalidArgument("a merge of adapters needs at least one adapter")
+        if len(self.weights) != len(self.adapters):
+            raise InvalidArgument(
+                f"expected one weight for each of the {len(self.adapters)} adapters, got {len(self.weights)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MergedAdapters:
+    """The result of a merge of adapters. `changed` are the keys of the weights that the adapters changed."""
+
+    path: str
+    base: str
+    adapters: int
+    changed: tuple[str, ...]
+    tensors: int
+    files: int
+    bytes: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+class PreparedLoraMerge:
+    """A merge of adapters whose inputs are open and whose output is planned. No tensor has been read."""
+
+    def __init__(self, options: LoraOptions) -> None:
+        self.options = options
+        self.adapters = [
+            Adapter(path, number, weight)
+            for number, (path, weight) in enumerate(zip(options.adapters, options.weights, strict=True))
+        ]
+        self.base = _open_base(options, self.adapters)
+        self.group_name, group = _base_group(self.base)
+        computed = ComputedTensors(self.base, _adapter_files(self.adapters))
+        self.plan = plan_lora(self.base, group, self.adapters, computed)
+        self.source = self._virtual_source(group, computed)
+        self._record = b""
+        self._notes: list[str] = []
+        contents = Contents({self.group_name: self.source.contents.groups[self.group_name]}, ())
+        request = SinkRequest(
+            max_shard_bytes=limits.parse_bytes(options.max_shard_size),
+            block_bytes=BLOCK_BYTES,
+            side_files=self._side_files(),
+        )
+        output = sink_named("hf")(contents, request)
+        self.output = Output(
+            output.files, lambda name, reports: {**output.small_files(name, reports), RECORD: self._record}
+        )
+        self.notes = (*output.notes, *self._notes)
+
+    def _virtual_source(self, group: Group, computed: ComputedTensors) -> Foreign:
+        """Return the base with merged weights in place of its own."""
+        files = _adapter_files(self.adapters)
+        stored = [file for adapter in self.adapters for file in adapter.stored]
+        every = (*self.base.contents.files, *stored, *computed.stored_files())
+        aliases = {} if self.plan.unties else group.aliases
+        groups = {self.group_name: replace(group, kind="module", tensors=self.plan.tensors, aliases=aliases)}
+        return with_contents(
+            self.base, Contents(groups, every), {}, {**{name: files[name] for name in files}, **computed.files}
+        )
+
+    def _side_files(self) -> dict[str, bytes]:
+        """Return the base's side files. Added tokens bring the adapter's tokenizer, and change the config's size."""
+        folder = names.group_folder(self.group_name)
+        files = {name: data for name, data in side_files(self.base).items() if name.rpartition("/")[2] != RECORD}
+        fields: dict[str, object] = {"tie_word_embeddings": False} if self.plan.unties else {}
+        config = f"{folder}config.json"
+        if self.plan.vocabulary is not None:
+            self._notes.append(f"the vocabulary grew to {self.plan.vocabulary} rows")
+            own = [adapter for adapter in self.adapters if any(map(_is_tokenizer, adapter.small))]
+            files |= {folder + n: data for a in own for n, data in a.small.items() if _is_tokenizer(n)}
+            if own:
+                self._notes.append(f"the tokenizer comes from {own[-1].path}, which adds tokens")
+        if config in files:
+            files[config] = _with_vocabulary(files[config], config, fields, self.plan)
+        return files
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.plan.size for file in self.output.files)
+
+    def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
+        """Write this rank's share of the tensor files. Returns the reports of all ranks."""
+        self._record = self._written_record(file_digests(self._digested(), ranks))
+        return stream_output(
+            self.source, self.output, BLOCK_BYTES, ranks, attempt, progress, verify=self.options.verify
+        )
+
+    def _digested(self) -> list[DigestedFiles]:
+        lock = threading.Lock()
+        used = {p.file for r in self.base.contents.groups[self.group_name].tensors.values() for p in r.sources()}
+        base = DigestedFiles(self.base, lock, tuple(sorted(used)))
+        own = [
+            DigestedFiles(adapter.source, adapter.lock, tuple(sorted(file.file for file in adapter.virtual_files().values())))
+            for adapter in self.adapters
+        ]
+        return [base, *own]
+
+    def _written_record(self, digests: Sequence[Mapping[str, str]]) -> bytes:
+        adapters = [
+            {
+                "path": adapter.options_path,
+                "weight": adapter.weight,
+                "step": adapter.source.step,
+                "digests": dict(files),
+            }
+            for adapter, files in zip(self.adapters, digests[1:], strict=True)
+        ]
+        record = {
+            "holdfast": __version__,
+            "method": "lora",
+            "base": {"path": str(self.base.path), "step": self.base.step, "digests": dict(digests[0])},
+            "adapters": adapters,
+            "changed": len(self.plan.changed),
+            "tensors": len(self.plan.tensors),
+        }
+        return (json.dumps(record, indent=2) + "\n").encode()
+
+
+def _adapter_files(adapters: Sequence[Adapter]) -> dict[str, object]:
+    return {name: file for adapter in adapters for name, file in adapter.virtual_files().items()}
+
+
+def _is_tokenizer(name: str) -> bool:
+    return _TOKENIZER.fullmatch(name) is not None
+
+
+def _open_base(options: LoraOptions, adapters: Sequence[Adapter]) -> Checkpoint:
+    """Open the base: the given one, or the one that an adapter names."""
+    if options.base is not None:
+        return open_source(options.base)
+    for adapter in adapters:
+        path = adapter.base_path()
+        if path is not None:
+            return open_source(path)
+    raise NotFound(
+        f"{adapters[0].path} does not name a base model on this host; name it: "
+        "`holdfast merge BASE DST --lora ADAPTER`"
+    )
+
+
+def _base_group(base: Checkpoint) -> tuple[str, Group]:
+    if isinstance(base, Foreign) and base.partial is not None:
+        raise Unsupported(f"{base.path} cannot be merged: it is {base.partial}")
+    groups = base.contents.groups
+    found = {n: g for n, g in groups.items() if is_model(n, g) and g.kind != names.ADAPTER and not n.endswith(".buffers")}
+    bases = {name: group for name, group in found.items() if group.kind == names.BASE}
+    chosen = bases or ({"model": found["model"]} if "model" in found else found)
+    if len(chosen) != 1:
+        actual = ", ".join(f"{name} ({group.kind})" for name, group in groups.items()) or "nothing"
+        raise NotFound(f"{base.path}: expected one model as the base, found {actual}")
+    return next(iter(chosen.items()))
+
+
+def _with_vocabulary(data: bytes, where: str, fields: dict[str, object], plan: LoraPlan) -> bytes:
+    """Return a config with the new number of rows, where it states one: a composite model states it for its text."""
+    config = strictjson.loads(data, where)
+    if plan.vocabulary is not None and isinstance(config, dict):
+        text = config.get("text_config")
+        if isinstance(text, dict) and "vocab_size" in text:
+            fields["text_config"] = {**text, "vocab_size": plan.vocabulary}
+        if "vocab_size" in config or "text_config" not in fields:
+            fields["vocab_size"] = plan.vocabulary
+    return with_fields(data, where, fields)
+
+
+def run_lora_merge(
+    options: LoraOptions,
+    destination: str | os.PathLike[str],
+    ranks: Ranks | None = None,
+    watch: Watch = unwatched,
+) -> MergedAdapters:
+    """Merge adapters into their base, as a folder that `from_pretrained` opens. The destination appears atomically.
+
+    Collective: every rank must call it, merges a share, and raises the same error as the others.
+    """
+    ranks = SingleProcess() if ranks is None else ranks
+    start = time.monotonic()
+    prepared: list[tuple[PreparedLoraMerge, DestinationFolder]] = []
+    with ExitStack() as stack:
+
+        def prepare() -> None:
+            target = DestinationFolder.at(destination)
+            target.check_free(force=options.force)
+            merge = PreparedLoraMerge(options)
+            for source in (merge.base, *(adapter.source for adapter in merge.adapters)):
+                target.check(source, force=options.force)
+                stack.enter_context(source.held())
+            prepared.append((merge, target))
+
+        run_on_all_ranks(ranks, prepare)
+        merge, target = prepared[0]
+        progress = stack.enter_context(watch(merge.bytes))
+        begun = SaveStarted(None, ranks.world, merge.bytes)
+
+        def write(attempt: Attempt) -> list[BlockReport]:
+            return merge.write(ranks, attempt, progress)
+
+        publish_output(merge.output, target, ranks, write, begun, force=options.force)
+    files = target.storage.files(target.folder)
+    return MergedAdapters(
+        target.path,
+        merge.base.path,
+        len(merge.adapters),
+        merge.plan.changed,
+        len(merge.plan.tensors),
+        len(files),
+        sum(files.values()),
+        time.monotonic() - start,
+        merge.notes,
+    )
