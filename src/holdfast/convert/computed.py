@@ -7,7 +7,7 @@ file, so that its values take the memory of a few rows. The blocks of its inputs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from holdfast.layout.box import Box
 from holdfast.plan.files import ArrayDestination, Place, RawArray, TensorSpec
 from holdfast.plan.load_plan import StoredBlock, StoredFile
 from holdfast.plan.recipe import Recipe, destinations_of
+from holdfast.sources.foreign import VirtualFile
 from holdfast.storage.base import Reader
 
 BAND_BYTES = 4 * MIB
@@ -58,14 +59,18 @@ def rows_per_band(columns: int, multiple: int = 1) -> int:
 class ComputedTensors:
     """The computed tensors of one source, and the source's files while they are read. Thread-safe."""
 
-    def __init__(self, source: Checkpoint) -> None:
+    def __init__(self, source: Checkpoint, further: Mapping[str, VirtualFile] | None = None) -> None:
+        """Begin without tensors. Their inputs may be in `further` files, too."""
         self.source = source
+        self._further = further or {}
         self.path = source.path
         self.files: dict[str, ComputedFile] = {}
         self._lock = threading.RLock()
         self._inputs: SourceFiles | None = None
         self._readers = 0
         self._bands: dict[tuple[str, int], RawArray] = {}
+        self._kept: dict[int, RawArray] = {}  # small inputs that every band of the tensor needs
+        self._kept_for = ""
 
     def add(self, key: str, computation: Computation) -> Recipe[Place]:
         """Add a tensor, and return the recipe of its values."""
@@ -81,6 +86,8 @@ class ComputedTensors:
         )
 
     def open_file(self, name: str) -> Reader:
+        if name in self._further:
+            return self._further[name].open()
         return self.source.open_file(name)
 
     def opened(self) -> None:
@@ -93,6 +100,7 @@ class ComputedTensors:
             self._readers -= 1
             if self._readers == 0:
                 self._bands.clear()
+                self._kept.clear()
                 if self._inputs is not None:
                     self._inputs.close()
                     self._inputs = None
@@ -102,6 +110,9 @@ class ComputedTensors:
         with self._lock:
             known = self._bands.get((file.name, number))
             if known is None:
+                if self._kept_for != file.name:
+                    self._kept.clear()
+                    self._kept_for = file.name
                 while len(self._bands) >= _CACHED_BANDS:
                     self._bands.pop(next(iter(self._bands)))
                 rows = file.computation.band_rows
@@ -113,9 +124,13 @@ class ComputedTensors:
     def _read(self, recipe: Recipe[Place], box: Box) -> RawArray:
         if self._inputs is None:
             self._inputs = SourceFiles(self, threading.Lock())
+        if id(recipe) in self._kept and box.sizes == recipe.shape:
+            return self._kept[id(recipe)]
         array = np.empty(box.sizes, f"u{recipe.dtype.bytes}")
         if array.size:
             fill(self._inputs, destinations_of(recipe, box, ArrayDestination(array)))
+        if box.sizes == recipe.shape and array.nbytes <= BAND_BYTES:
+            self._kept[id(recipe)] = array
         return array
 
 

@@ -168,22 +168,12 @@ class Conversion:
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
         run_on_all_ranks(ranks, lambda: require_same(self.source, self.same))
-        stored = self.source.contents.files
         if self.output.write is not None:
             run_on_all_ranks(ranks, lambda: self._write_by_sink(ranks, attempt, progress))
             return []
-        virtual = self.source.virtual_files if isinstance(self.source, Foreign) else None
-        spans = plan_spans(self.output.files, stored, self.options.block_bytes, virtual)
-        fresh = first_touches(spans)
-        own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=attempt.storage.whole_files)
-        stream = ConversionStream(self.source, stored, progress, verify=self.options.verify)
-
-        def work() -> list[list[Any]]:
-            reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], attempt)
-            return [report.fields() for report in reports]
-
-        answers = run_on_all_ranks(ranks, work)
-        return [BlockReport.from_fields(report) for answer in answers for report in answer]
+        return stream_output(
+            self.source, self.output, self.options.block_bytes, ranks, attempt, progress, verify=self.options.verify
+        )
 
     def _write_by_sink(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> None:
         assert self.output.write is not None
@@ -193,6 +183,32 @@ class Conversion:
         reader = BoxReader(self.source, self.source.contents.files, verify=self.options.verify)
         with reader.running():
             self.output.write(SinkContext(ranks, storage.root / attempt.name, reader.read, progress))
+
+
+def stream_output(
+    source: Checkpoint,
+    output: Output,
+    block_bytes: int,
+    ranks: Ranks,
+    attempt: Attempt,
+    progress: Progress,
+    *,
+    verify: bool,
+) -> list[BlockReport]:
+    """Write this rank's share of an output's tensor files from a source. Returns the reports of all ranks."""
+    stored = source.contents.files
+    virtual = source.virtual_files if isinstance(source, Foreign) else None
+    spans = plan_spans(output.files, stored, block_bytes, virtual)
+    fresh = first_touches(spans)
+    own = spans_of_rank(spans, ranks.rank, ranks.world, whole_files=attempt.storage.whole_files)
+    stream = ConversionStream(source, stored, progress, verify=verify)
+
+    def work() -> list[list[Any]]:
+        reports = stream.run([spans[n] for n in own], [fresh[n] for n in own], attempt)
+        return [report.fields() for report in reports]
+
+    answers = run_on_all_ranks(ranks, work)
+    return [BlockReport.from_fields(report) for answer in answers for report in answer]
 
 
 def _recoded(source: Checkpoint, files: dict[str, bytes], options: ConvertOptions) -> Recoded:

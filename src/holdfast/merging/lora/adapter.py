@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,13 +22,17 @@ from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
 from holdfast.storage.base import Reader
 
+TOKENS = "token_adapter.trainable_tokens_delta"
 _PREFIX = "base_model.model."
 _PICKLES = ("adapter_model.bin", "adapter_model.pt")
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)"
 )
-_FULL = re.compile(r"(?P<module>.+?)\.(?:base_layer|modules_to_save)\.(?P<leaf>.+)")
+_FULL = re.compile(r"(?P<module>.+?)\.(?:token_adapter\.)?base_layer\.(?P<leaf>.+)")
+_HEAD_TOKENS = re.compile(r"(?P<module>(?:.+\.)?(?:lm_head|embed_out))\.token_adapter\..+")
+# Beside a resized module in modules_to_save PEFT stores copies, and does not load them.
+_COPY = re.compile(r"(?P<module>.+?)\.(?:modules_to_save|original_module)\.(?P<leaf>.+)")
 
 
 @dataclass(slots=True)
@@ -79,8 +83,26 @@ class Adapter:
         self.stored, self._renamed = self._borrowed(number, group)
         self.modules: dict[str, ModuleParts] = {}
         self.full: dict[str, tuple[str, Recipe[Place]]] = {}  # whole tensors: the base's key to the adapter's
+        self._copies: dict[str, str] = {}
+        self._head_tokens: dict[str, str] = {}  # keys of trained rows of the output embedding, with its module
         for key, recipe in group.tensors.items():
             self._sort(key, self._own(recipe))
+        self.copies = self._check_copies()
+
+    def drop_tied_rows(self, exists: Callable[[str], bool]) -> None:
+        """Drop the rows of an output embedding that the base does not have: they are a copy of the input embedding's.
+
+        Raises Mismatch if the adapter has no such rows for another module.
+        """
+        tied = [key for key, module in self._head_tokens.items() if not exists(f"{module}.weight")]
+        for key in tied:
+            module = self._head_tokens[key]
+            others = [name for name, own in self.modules.items() if name != module and TOKENS in own.parts]
+            if not others:
+                raise Mismatch(f"{self.path}: {key!r}: the base has no weight of {module!r}")
+            self.modules.pop(module, None)
+            self.full.pop(f"{module}.weight", None)
+        self.copies += tuple(tied)
 
     @property
     def path(self) -> str:
@@ -126,6 +148,9 @@ class Adapter:
 
     def _sort(self, key: str, recipe: Recipe[Place]) -> None:
         name = key.removeprefix(_PREFIX)
+        head = _HEAD_TOKENS.fullmatch(name)
+        if head is not None:
+            self._head_tokens[key] = head["module"]
         match = _PART.fullmatch(name.removesuffix(".weight") if "magnitude_vector" in name else name)
         if match is not None:
             module = match["module"].replace(".base_layer", "")
@@ -133,11 +158,21 @@ class Adapter:
             parts.parts[match["part"]] = recipe
             parts.keys[match["part"]] = key
             return
-        whole = _FULL.fullmatch(name)
-        target = f"{whole['module']}.{whole['leaf'].removeprefix('default.')}" if whole is not None else name
+        whole, copy = _FULL.fullmatch(name), _COPY.fullmatch(name)
+        if copy is not None:
+            self._copies[f"{copy['module']}.{copy['leaf']}"] = key
+            return
+        target = f"{whole['module']}.{whole['leaf']}" if whole is not None else name
         if target in self.full:
             raise Mismatch(f"{self.path} has {target!r} twice: {self.full[target][0]!r} and {key!r}")
         self.full[target] = (key, recipe)
+
+    def _check_copies(self) -> tuple[str, ...]:
+        """Return the keys of copies. Raises Mismatch for one without the tensor that PEFT loads."""
+        for target, key in self._copies.items():
+            if target not in self.full:
+                raise Mismatch(f"{self.path}: {key!r} is a copy that PEFT stores beside {target!r}, which is missing")
+        return tuple(self._copies.values())
 
 
 def _refuse_pickles(path: str) -> None:

@@ -24,11 +24,44 @@ _KINDS = ("LORA",)
 
 # Fields without an effect on the merged weights: how the adapter was trained, and which modules it has.
 _NEUTRAL = frozenset(
-    """auto_mapping base_model_name_or_path base_model_class bias corda_config ensure_weight_tying eva_config
-    exclude_modules inference_mode layers_pattern layers_to_transform lora_dropout lora_ga_config megatron_core
-    modules_to_save parent_library peft_version qalora_group_size revision runtime_config target_modules task_type
-    unsloth_fixed velora_config loftq_config use_dora use_rslora fan_in_fan_out lora_bias r lora_alpha rank_pattern
-    alpha_pattern trainable_token_indices peft_type init_lora_weights""".split()
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "base_model_class",
+        "bias",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "modules_to_save",
+        "parent_library",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+        "unsloth_fixed",
+        "velora_config",
+        "loftq_config",
+        "use_dora",
+        "use_rslora",
+        "fan_in_fan_out",
+        "lora_bias",
+        "r",
+        "lora_alpha",
+        "rank_pattern",
+        "alpha_pattern",
+        "trainable_token_indices",
+        "peft_type",
+        "init_lora_weights",
+    ]
 )
 # Initialisations that change the base model too: the adapter alone does not hold what was trained.
 _CHANGES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
@@ -51,7 +84,7 @@ class LoraConfig:
 
     @staticmethod
     def read(data: bytes, where: str) -> LoraConfig:
-        """Return a checked config. Raises Unsupported for another kind of adapter, or a field with an unknown effect."""
+        """Return a checked config. Raises Unsupported for another kind of adapter, or a field of unknown effect."""
         fields = strictjson.loads(data, where)
         if not isinstance(fields, dict):
             raise InvalidArgument(f"{where}: expected a JSON object")
@@ -73,7 +106,10 @@ class LoraConfig:
             _rank(fields.get("r"), f"{where}: r"),
             _number(fields.get("lora_alpha"), f"{where}: lora_alpha"),
             {key: _rank(value, f"{where}: rank_pattern") for key, value in _patterns(fields, "rank_pattern", where)},
-            {key: _number(value, f"{where}: alpha_pattern") for key, value in _patterns(fields, "alpha_pattern", where)},
+            {
+                key: _number(value, f"{where}: alpha_pattern")
+                for key, value in _patterns(fields, "alpha_pattern", where)
+            },
             _flag(fields, "use_rslora", where),
             _flag(fields, "use_dora", where),
             _flag(fields, "fan_in_fan_out", where),
@@ -137,8 +173,6 @@ def _token_indices(value: Any, where: str) -> dict[str, tuple[int, ...]]:
     for module, indices in by_module.items():
         good = isinstance(indices, list) and all(type(index) is int and 0 <= index < 2**31 for index in indices)
         if not good or len(set(indices)) != len(indices):
-            raise InvalidArgument(
-                f"{where}: trainable_token_indices: expected different non-negative numbers of rows"
-            )
+            raise InvalidArgument(f"{where}: trainable_token_indices: expected different non-negative numbers of rows")
         out[module] = tuple(indices)
     return out

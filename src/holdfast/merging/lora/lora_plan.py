@@ -12,7 +12,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.convert.computed import ComputedTensors
 from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.core.names import natural_key
-from holdfast.merging.lora.adapter import Adapter, ModuleParts
+from holdfast.merging.lora.adapter import TOKENS, Adapter, ModuleParts
 from holdfast.merging.lora.weight_changes import (
     BiasChange,
     LowRankChange,
@@ -28,7 +28,13 @@ from holdfast.plan.recipe import Recipe
 _SHOWN = 8
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
 _HEADS = ("lm_head.weight", "embed_out.weight")
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "tok_embeddings.weight")
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "embed_in.weight",
+    "word_embeddings.weight",
+    "tok_embeddings.weight",
+)
 _Recipes = dict[str, Recipe[Place]]
 
 
@@ -89,13 +95,16 @@ class _Planner:
 
     def add(self, adapter: Adapter) -> None:
         self._by_key = self._spelling(adapter)
+        adapter.drop_tied_rows(lambda key: self._exists(self._by_key(key)))
         for target, (key, recipe) in adapter.full.items():
             self._replace(adapter, self._by_key(target), key, recipe)
         for module, own in adapter.modules.items():
             self._add_module(adapter, module, own)
         for module in adapter.config.token_indices:
-            if not any(self._is_of(name, module) for name, own in adapter.modules.items() if _TOKENS in own.parts):
-                self.problems.append(f"{adapter.path} trains rows of {module or 'the embeddings'}, but has no such tensor")
+            if not any(self._is_of(name, module) for name, own in adapter.modules.items() if TOKENS in own.parts):
+                self.problems.append(
+                    f"{adapter.path} trains rows of {module or 'the embeddings'}, but has no such tensor"
+                )
 
     def _spelling(self, adapter: Adapter) -> Callable[[str], str]:
         """Return how keys of the adapter become keys of the base, which may lack or add the prefix "model."."""
@@ -162,8 +171,8 @@ class _Planner:
                 self._add_product(adapter, module, own, weight, parts, embedding=False)
             if "lora_B.bias" in parts:
                 self._add_bias(adapter, module, parts.pop("lora_B.bias"))
-            if _TOKENS in parts:
-                self._add_tokens(adapter, module, own, weight, parts.pop(_TOKENS))
+            if TOKENS in parts:
+                self._add_tokens(adapter, module, own, weight, parts.pop(TOKENS))
         except (Mismatch, Unsupported) as problem:
             self.problems.append(str(problem))
             return
@@ -185,7 +194,9 @@ class _Planner:
         names = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A.weight", "lora_B.weight")
         missing = [name for name in names if name not in parts]
         if missing:
-            raise Mismatch(f"{adapter.path}: {module!r} has {', '.join(map(repr, own.keys.values()))}, but no {missing[0]}")
+            raise Mismatch(
+                f"{adapter.path}: {module!r} has {', '.join(map(repr, own.keys.values()))}, but no {missing[0]}"
+            )
         first, second = parts.pop(names[0]), parts.pop(names[1])
         magnitude = parts.pop(_MAGNITUDE, None) if config.use_dora else None
         is_transposed = embedding or config.fan_in_fan_out
@@ -193,7 +204,9 @@ class _Planner:
         outputs = weight.base.shape[1] if is_transposed else weight.rows
         if config.use_dora and (magnitude is None or magnitude.shape not in ((outputs,), (outputs, 1), (1, outputs))):
             shape = "none" if magnitude is None else list(magnitude.shape)
-            raise Mismatch(f"{adapter.path}: {module!r}: use_dora needs a lora_magnitude_vector of {outputs}, got {shape}")
+            raise Mismatch(
+                f"{adapter.path}: {module!r}: use_dora needs a lora_magnitude_vector of {outputs}, got {shape}"
+            )
         scaling = config.scaling(module, adapter.weight)
         change = LowRankChange(first, second, scaling, is_transposed, embedding, magnitude, weight.base)
         weight.changes.append(change)
@@ -237,18 +250,20 @@ class _Planner:
         self, adapter: Adapter, module: str, own: ModuleParts, weight: ChangedWeight, values: Recipe[Place]
     ) -> None:
         indices = next((i for name, i in adapter.config.token_indices.items() if self._is_of(module, name)), ())
-        key = own.keys[_TOKENS]
+        key = own.keys[TOKENS]
         if values.shape != (len(indices), weight.base.shape[1]):
             raise Mismatch(
                 f"{adapter.path}: {key!r} has the shape {list(values.shape)}, expected "
                 f"{[len(indices), weight.base.shape[1]]}: trainable_token_indices has {len(indices)} rows"
             )
         rows = max((*[index + 1 for index in indices], weight.rows))
-        missing = sorted(set(range(weight.rows, rows)) - set(indices)) if rows - weight.rows <= len(indices) else [rows - 1]
+        missing = (
+            sorted(set(range(weight.rows, rows)) - set(indices)) if rows - weight.rows <= len(indices) else [rows - 1]
+        )
         if missing:
             raise Mismatch(
-                f"{adapter.path}: {key!r} adds rows to {weight.rows} of the base, but not {grouped(missing)}: resize the "
-                "base's embeddings as for the training first"
+                f"{adapter.path}: {key!r} adds rows to {weight.rows} of the base, but not {grouped(missing)}: "
+                "resize the base's embeddings as for the training first"
             )
         weight.rows = rows
         weight.changes.append(TokenRowsChange(indices, values))
@@ -287,7 +302,6 @@ class _Planner:
         return before is not None and len(before.shape) == 2 and weight.rows > before.shape[0]
 
 
-_TOKENS = "token_adapter.trainable_tokens_delta"
 _MAGNITUDE = "lora_magnitude_vector"
 
 

@@ -29,10 +29,10 @@ from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.format import strictjson
 from holdfast.merging.donor_files import RECORD, with_fields
-from holdfast.merging.lora.adapter import Adapter
+from holdfast.merging.lora.adapter import Adapter, AdapterFile
+from holdfast.merging.lora.input_digests import DigestedFiles, file_digests
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
 from holdfast.merging.merge import Watch, unwatched
-from holdfast.merging.merge_record import DigestedFiles, file_digests
 from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.version import __version__
@@ -105,6 +105,9 @@ class PreparedLoraMerge:
         self.output = Output(
             output.files, lambda name, reports: {**output.small_files(name, reports), RECORD: self._record}
         )
+        for adapter in self.adapters:
+            if adapter.copies:
+                self._notes.append(f"{adapter.path}: PEFT's copies were not needed: {', '.join(adapter.copies)}")
         self.notes = (*output.notes, *self._notes)
 
     def _virtual_source(self, group: Group, computed: ComputedTensors) -> Foreign:
@@ -114,9 +117,7 @@ class PreparedLoraMerge:
         every = (*self.base.contents.files, *stored, *computed.stored_files())
         aliases = {} if self.plan.unties else group.aliases
         groups = {self.group_name: replace(group, kind="module", tensors=self.plan.tensors, aliases=aliases)}
-        return with_contents(
-            self.base, Contents(groups, every), {}, {**{name: files[name] for name in files}, **computed.files}
-        )
+        return with_contents(self.base, Contents(groups, every), {}, {**files, **computed.files})
 
     def _side_files(self) -> dict[str, bytes]:
         """Return the base's side files. Added tokens bring the adapter's tokenizer, and change the config's size."""
@@ -135,7 +136,8 @@ class PreparedLoraMerge:
         return files
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
+        """The total size of the tensor files."""
         return sum(file.plan.size for file in self.output.files)
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
@@ -150,7 +152,9 @@ class PreparedLoraMerge:
         used = {p.file for r in self.base.contents.groups[self.group_name].tensors.values() for p in r.sources()}
         base = DigestedFiles(self.base, lock, tuple(sorted(used)))
         own = [
-            DigestedFiles(adapter.source, adapter.lock, tuple(sorted(file.file for file in adapter.virtual_files().values())))
+            DigestedFiles(
+                adapter.source, adapter.lock, tuple(sorted(file.file for file in adapter.virtual_files().values()))
+            )
             for adapter in self.adapters
         ]
         return [base, *own]
@@ -176,7 +180,7 @@ class PreparedLoraMerge:
         return (json.dumps(record, indent=2) + "\n").encode()
 
 
-def _adapter_files(adapters: Sequence[Adapter]) -> dict[str, object]:
+def _adapter_files(adapters: Sequence[Adapter]) -> dict[str, AdapterFile]:
     return {name: file for adapter in adapters for name, file in adapter.virtual_files().items()}
 
 
@@ -193,8 +197,7 @@ def _open_base(options: LoraOptions, adapters: Sequence[Adapter]) -> Checkpoint:
         if path is not None:
             return open_source(path)
     raise NotFound(
-        f"{adapters[0].path} does not name a base model on this host; name it: "
-        "`holdfast merge BASE DST --lora ADAPTER`"
+        f"{adapters[0].path} does not name a base model on this host; name it: `holdfast merge BASE DST --lora ADAPTER`"
     )
 
 
@@ -202,7 +205,9 @@ def _base_group(base: Checkpoint) -> tuple[str, Group]:
     if isinstance(base, Foreign) and base.partial is not None:
         raise Unsupported(f"{base.path} cannot be merged: it is {base.partial}")
     groups = base.contents.groups
-    found = {n: g for n, g in groups.items() if is_model(n, g) and g.kind != names.ADAPTER and not n.endswith(".buffers")}
+    found = {
+        n: g for n, g in groups.items() if is_model(n, g) and g.kind != names.ADAPTER and not n.endswith(".buffers")
+    }
     bases = {name: group for name, group in found.items() if group.kind == names.BASE}
     chosen = bases or ({"model": found["model"]} if "model" in found else found)
     if len(chosen) != 1:
@@ -249,8 +254,8 @@ def run_lora_merge(
 
         run_on_all_ranks(ranks, prepare)
         merge, target = prepared[0]
-        progress = stack.enter_context(watch(merge.bytes))
-        begun = SaveStarted(None, ranks.world, merge.bytes)
+        progress = stack.enter_context(watch(merge.total_bytes))
+        begun = SaveStarted(None, ranks.world, merge.total_bytes)
 
         def write(attempt: Attempt) -> list[BlockReport]:
             return merge.write(ranks, attempt, progress)
