@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.engine.peek import Peek
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
+    from holdfast.merging.lora.merge_lora_call import merge_lora
     from holdfast.merging.merge_call import merge
     from holdfast.random_streams import RandomStreams
     from holdfast.sizes.memory_plan import MemoryPlan, plan_memory
@@ -47,6 +48,7 @@ _HOMES = {
     "load": ("holdfast.api", "load"),
     "open": ("holdfast.api", "open_checkpoint"),
     "merge": ("holdfast.merging.merge_call", "merge"),
+    "merge_lora": ("holdfast.merging.lora.merge_lora_call", "merge_lora"),
     "Checkpoint": ("holdfast.checkpoint.checkpoint", "Checkpoint"),
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
@@ -93,6 +95,7 @@ __all__ = [
     "keep",
     "load",
     "merge",
+    "merge_lora",
     "open",
     "plan_memory",
     "save",

@@ -21,7 +21,7 @@ _COMMANDS = {
     "resize-vocab": "Resize the vocabulary of a checkpoint, its optimizer included.",
     "check-tokens": "Check that a tokenizer, configs and embeddings fit each other.",
     "size": "Print the memory that a run needs, and the size of its checkpoints.",
-    "merge": "Merge models into one: linear, slerp, ties, dare, della and others.",
+    "merge": "Merge models into one: linear, slerp, ties, dare, della and others; or LoRA adapters into their base.",
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",

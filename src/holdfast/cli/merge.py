@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.launched import report_on_first_rank
+from holdfast.cli.merge_adapters import merge_adapters
 from holdfast.cli.render import clean, count, print_json, size_text
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--config", metavar="FILE", help="A YAML or TOML file in place of models and options; mergekit's, too.")
 @click.option("--steps", metavar="N,N,...", help="MODEL is a run: merge these steps of it.")
 @click.option("--method", default="linear", show_default=True, help="How to merge; see the list above.")
+@click.option("--lora", "adapters", multiple=True, metavar="ADAPTER", help="Merge a LoRA adapter into MODEL. Repeat.")
 @click.option("--base", metavar="MODEL", help="The model that the others were trained from.")
 @click.option("--weight", "weights", multiple=True, metavar="W", help="The weight of a model, in their order. Repeat.")
 @click.option("--density", "densities", multiple=True, metavar="D", help="The share of a model's changes to keep.")
@@ -46,6 +48,7 @@ def command(
     config: str | None,
     steps: str | None,
     method: str,
+    adapters: tuple[str, ...],
     base: str | None,
     weights: tuple[str, ...],
     densities: tuple[str, ...],
@@ -71,6 +74,7 @@ def command(
     holdfast merge A merged --method passthrough --remove "*.inv_freq" --out-dtype bfloat16
     holdfast merge runs/llama merged --steps 900,950,1000
     holdfast merge --config merge.yaml merged
+    holdfast merge BASE merged --lora ADAPTER --lora ANOTHER --weight 1 --weight 0.5
     torchrun --nproc-per-node 8 -m holdfast merge A B merged --weight 1 --weight 1
 
     \b
@@ -89,12 +93,27 @@ def command(
     a time, so that the memory does not depend on their size, and DST appears atomically. Config,
     tokenizer and other side files are copied byte for byte from one model, the donor. DST also gets
     merge_record.json: the inputs with their digests, and all options. Values of parameters by key
-    pattern, gradients over layers, and slices of layers go into a file: see docs/merge.md. Exit code
-    0: success. 1: a model is damaged, or a dry run found problems. 2: usage error, or the models do
-    not fit together.
+    pattern, gradients over layers, and slices of layers go into a file: see docs/merge.md. With
+    --lora, adapters are merged as PEFT's merge_and_unload does it; MODEL may be left out if the
+    adapter names its base: see docs/lora.md. Exit code 0: success. 1: a model is damaged, or a dry
+    run found problems. 2: usage error, or the models do not fit together.
     """
     rank, _ = launched_rank()
     with report_on_first_rank(rank):
+        if adapters:
+            merge_adapters(
+                click.get_current_context(),
+                models,
+                destination,
+                adapters,
+                base=base,
+                weights=weights,
+                max_shard_size=max_shard_size,
+                verify=not no_verify,
+                force=force,
+                as_json=as_json,
+            )
+            return
         from holdfast.merging.merge import run_merge
         from holdfast.merging.merge_file import read_merge_file
 

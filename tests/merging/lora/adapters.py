@@ -23,7 +23,8 @@ def llama(path: Path, dtype: torch.dtype = torch.bfloat16, *, tied: bool = False
     config = LlamaConfig(
         num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, tie_word_embeddings=tied, **sizes
     )
-    model = LlamaForCausalLM(config).to(dtype)
+    model: Any = LlamaForCausalLM(config)
+    model = model.to(dtype)
     model.save_pretrained(path, max_shard_size="200KB")
     (path / "generation_config.json").write_text('{"eos_token_id": 7, "temperature": 0.5, "do_sample": true}')
     return path
@@ -32,7 +33,8 @@ def llama(path: Path, dtype: torch.dtype = torch.bfloat16, *, tied: bool = False
 def gpt2(path: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     torch.manual_seed(0)
     config = GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=VOCABULARY, n_positions=32)
-    GPT2LMHeadModel(config).to(dtype).save_pretrained(path)
+    model: Any = GPT2LMHeadModel(config)
+    model.to(dtype).save_pretrained(path)
     return path
 
 
@@ -51,11 +53,12 @@ def adapter(
         change(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tuned: Any = get_peft_model(model, LoraConfig(**({"r": 8, "target_modules": ["q_proj"]} | options)))
+        fields: dict[str, Any] = {"r": 8, "target_modules": ["q_proj"]} | options
+        tuned: Any = get_peft_model(model, LoraConfig(**fields))
         with torch.no_grad():
             for parameter in tuned.parameters():
                 if parameter.requires_grad:
-                    parameter += torch.randn_like(parameter) * 0.05
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
         tuned.save_pretrained(path)
     return path
 
@@ -64,7 +67,8 @@ def merged_by_peft(
     base: Path, *adapters: Path, change: Callable[[Any], None] | None = None, weights: tuple[float, ...] = ()
 ) -> dict[str, torch.Tensor]:
     """Return the state of the model that PEFT makes in memory."""
-    return merged_model(base, *adapters, change=change, weights=weights).state_dict()  # type: ignore[no-any-return]
+    state: dict[str, torch.Tensor] = merged_model(base, *adapters, change=change, weights=weights).state_dict()
+    return state
 
 
 def merged_model(

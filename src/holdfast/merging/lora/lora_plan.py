@@ -19,7 +19,6 @@ from holdfast.merging.lora.weight_changes import (
     MergedWeight,
     TokenRowsChange,
     WeightChange,
-    grouped,
 )
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
@@ -257,13 +256,12 @@ class _Planner:
                 f"{[len(indices), weight.base.shape[1]]}: trainable_token_indices has {len(indices)} rows"
             )
         rows = max((*[index + 1 for index in indices], weight.rows))
-        missing = (
-            sorted(set(range(weight.rows, rows)) - set(indices)) if rows - weight.rows <= len(indices) else [rows - 1]
-        )
-        if missing:
+        known = set(indices)
+        missing = next((row for row in range(weight.rows, rows) if row not in known), None)
+        if missing is not None:
             raise Mismatch(
-                f"{adapter.path}: {key!r} adds rows to {weight.rows} of the base, but not {grouped(missing)}: "
-                "resize the base's embeddings as for the training first"
+                f"{adapter.path}: {key!r} adds rows to {weight.rows} of the base, but not {missing}: resize the base's "
+                "embeddings as for the training first"
             )
         weight.rows = rows
         weight.changes.append(TokenRowsChange(indices, values))

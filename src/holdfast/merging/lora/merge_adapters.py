@@ -39,6 +39,7 @@ from holdfast.version import __version__
 from holdfast.writer.messages import SaveStarted
 
 BLOCK_BYTES = 8 * limits.MIB
+_CONFIG = "config.json"
 _TOKENIZER = re.compile(
     r"tokenizer.*|vocab\..*|merges\.txt|added_tokens\.json|special_tokens_map\.json|.*\.jinja|spiece\.model"
 )
@@ -95,7 +96,7 @@ class PreparedLoraMerge:
         self.source = self._virtual_source(group, computed)
         self._record = b""
         self._notes: list[str] = []
-        contents = Contents({self.group_name: self.source.contents.groups[self.group_name]}, ())
+        contents = Contents({"model": self.source.contents.groups["model"]}, ())
         request = SinkRequest(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
             block_bytes=BLOCK_BYTES,
@@ -116,23 +117,25 @@ class PreparedLoraMerge:
         stored = [file for adapter in self.adapters for file in adapter.stored]
         every = (*self.base.contents.files, *stored, *computed.stored_files())
         aliases = {} if self.plan.unties else group.aliases
-        groups = {self.group_name: replace(group, kind="module", tensors=self.plan.tensors, aliases=aliases)}
+        groups = {"model": replace(group, kind="module", tensors=self.plan.tensors, aliases=aliases)}
         return with_contents(self.base, Contents(groups, every), {}, {**files, **computed.files})
 
     def _side_files(self) -> dict[str, bytes]:
         """Return the base's side files. Added tokens bring the adapter's tokenizer, and change the config's size."""
-        folder = names.group_folder(self.group_name)
-        files = {name: data for name, data in side_files(self.base).items() if name.rpartition("/")[2] != RECORD}
+        folder = names.group_folder(names.file_stem(self.group_name, self.base.contents.groups[self.group_name].kind))
+        every = {
+            name.removeprefix(folder): data for name, data in side_files(self.base).items() if name.startswith(folder)
+        }
+        files = {name: data for name, data in every.items() if name not in (RECORD, names.ADAPTER_CONFIG)}
         fields: dict[str, object] = {"tie_word_embeddings": False} if self.plan.unties else {}
-        config = f"{folder}config.json"
         if self.plan.vocabulary is not None:
             self._notes.append(f"the vocabulary grew to {self.plan.vocabulary} rows")
             own = [adapter for adapter in self.adapters if any(map(_is_tokenizer, adapter.small))]
-            files |= {folder + n: data for a in own for n, data in a.small.items() if _is_tokenizer(n)}
+            files |= {n: data for a in own for n, data in a.small.items() if _is_tokenizer(n)}
             if own:
                 self._notes.append(f"the tokenizer comes from {own[-1].path}, which adds tokens")
-        if config in files:
-            files[config] = _with_vocabulary(files[config], config, fields, self.plan)
+        if _CONFIG in files:
+            files[_CONFIG] = _with_vocabulary(files[_CONFIG], fields, self.plan)
         return files
 
     @property
@@ -216,16 +219,16 @@ def _base_group(base: Checkpoint) -> tuple[str, Group]:
     return next(iter(chosen.items()))
 
 
-def _with_vocabulary(data: bytes, where: str, fields: dict[str, object], plan: LoraPlan) -> bytes:
+def _with_vocabulary(data: bytes, fields: dict[str, object], plan: LoraPlan) -> bytes:
     """Return a config with the new number of rows, where it states one: a composite model states it for its text."""
-    config = strictjson.loads(data, where)
+    config = strictjson.loads(data, _CONFIG)
     if plan.vocabulary is not None and isinstance(config, dict):
         text = config.get("text_config")
         if isinstance(text, dict) and "vocab_size" in text:
             fields["text_config"] = {**text, "vocab_size": plan.vocabulary}
         if "vocab_size" in config or "text_config" not in fields:
             fields["vocab_size"] = plan.vocabulary
-    return with_fields(data, where, fields)
+    return with_fields(data, _CONFIG, fields)
 
 
 def run_lora_merge(

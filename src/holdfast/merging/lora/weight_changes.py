@@ -6,7 +6,6 @@ rounded once; that of an embedding is rounded to the weight's dtype first. Sever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -148,7 +147,8 @@ class LowRankChange:
         if self.is_transposed:
             return (magnitude / self._column_norms(base, dtype) * (value + delta)).to(value.dtype)
         norms = torch.linalg.norm(base.rows(begin, end) + delta, dim=1)
-        return ((magnitude[begin:end] / norms)[:, None] * (value + delta)).to(value.dtype)
+        rescaled: torch.Tensor = (magnitude[begin:end] / norms)[:, None] * (value + delta)
+        return rescaled.to(value.dtype)
 
     def _column_norms(self, base: BaseRows, dtype: torch.dtype) -> torch.Tensor:
         """Return the norms of the columns of the unmerged weight plus the product: read once, band by band."""
@@ -201,9 +201,3 @@ class BiasChange:
         dtype = torch.float64 if value.dtype is torch.float64 else torch.float32
         value += read_tensor(self.bias, Box.full(self.bias.shape), base.read).to(dtype) * self.scaling
         return value
-
-
-def grouped(indices: Sequence[int]) -> str:
-    """Return a few numbers as text."""
-    shown = ", ".join(map(str, indices[:5]))
-    return shown + (f" and {len(indices) - 5} more" if len(indices) > 5 else "")

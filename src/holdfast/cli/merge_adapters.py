@@ -1,0 +1,84 @@
+"""`holdfast merge --lora`: the options that merges of adapters have, progress and the printed result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from holdfast.cli.render import clean, count, print_json, size_text
+from holdfast.convert.torchrun_ranks import launched_ranks
+from holdfast.core.errors import InvalidArgument
+from holdfast.core.terminal import progress_bar
+
+_SHARED = frozenset({"models", "destination", "adapters", "base", "weights", "max_shard_size", "force", "no_verify"})
+_SHARED_FLAGS = frozenset({"as_json"})
+
+
+def merge_adapters(
+    context: click.Context,
+    models: Sequence[str],
+    destination: str,
+    adapters: Sequence[str],
+    *,
+    base: str | None,
+    weights: Sequence[str],
+    max_shard_size: str,
+    verify: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Merge adapters into the only model, or into the base that they name."""
+    from holdfast.merging.lora.merge_adapters import LoraOptions, MergedAdapters, run_lora_merge
+
+    _refuse_others(context)
+    bases = [*models, *([base] if base is not None else [])]
+    if len(bases) > 1:
+        raise InvalidArgument(f"--lora merges adapters into one base, got {', '.join(bases)}")
+    options = LoraOptions(
+        adapters=tuple(adapters),
+        weights=tuple(map(_number, weights)) or (1.0,) * len(adapters),
+        base=bases[0] if bases else None,
+        max_shard_size=max_shard_size,
+        verify=verify,
+        force=force,
+    )
+    with launched_ranks() as ranks:
+
+        def show_progress(total: int) -> Any:
+            return progress_bar("merging", total // ranks.world if ranks.rank == 0 else 0)
+
+        done: MergedAdapters = run_lora_merge(options, destination, ranks, show_progress)
+    if ranks.rank == 0:
+        _print_result(done, as_json=as_json)
+
+
+def _refuse_others(context: click.Context) -> None:
+    """Raise InvalidArgument for an option that a merge of adapters does not have."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in _SHARED | _SHARED_FLAGS:
+            raise InvalidArgument(f"{parameter.opts[0]} has no effect on a merge of adapters (--lora); leave it out")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"--weight {text}: expected a number for each adapter") from None
+
+
+def _print_result(done: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(done))
+        return
+    for note in done.notes:
+        click.echo(clean(f"note: {note}"))
+    rate = size_text(done.bytes / max(done.seconds, 1e-9))
+    changed = f"{len(done.changed)} of {count(done.tensors, 'tensor')} changed by {count(done.adapters, 'adapter')}"
+    written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
+    click.echo(clean(f"wrote {done.path}: {changed}, {written}"))
+    click.echo(clean(f'open it with: AutoModelForCausalLM.from_pretrained("{done.path}")'))
