@@ -46,6 +46,7 @@ SEVERAL = {
     "mapping/test_silent_failures.py": "what other tools get wrong silently",
     "mapping/test_stack.py": "one statement through parse, compile and reverse",
     "merging/test_beside_mergekit.py": "every method beside mergekit, the peer",
+    "merging/lora/test_beside_peft.py": "merged weights beside PEFT, the peer",
     "plan/test_recipe_rank.py": "recipes between tensors of different rank, against numpy",
     "sources/paddle/test_loading.py": "load from Paddle's checkpoints",
     "writer/test_leftovers_of_before.py": "cleanup and the memory tier read notes and cards of earlier releases",

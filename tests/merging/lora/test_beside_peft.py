@@ -45,8 +45,9 @@ def compare(path: Path, wanted: dict[str, torch.Tensor]) -> Any:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_a_llama_is_merged_to_the_last_bit(tmp_path: Path, case: str, dtype: torch.dtype) -> None:
     base = adapters.llama(tmp_path / "base", dtype)
     added = adapters.adapter(base, tmp_path / "adapter", **CASES[case])

@@ -30,7 +30,6 @@ _NEUTRAL = frozenset(
         "base_model_class",
         "bias",
         "corda_config",
-        "ensure_weight_tying",
         "eva_config",
         "exclude_modules",
         "inference_mode",

@@ -58,7 +58,7 @@ class LoraPlan:
 
 def plan_lora(base: Checkpoint, group: Group, adapters: Sequence[Adapter], computed: ComputedTensors) -> LoraPlan:
     """Match the adapters with the base. Raises one Mismatch that lists all problems."""
-    planner = _Planner(base, group)
+    planner = _AdapterMatcher(base, group)
     for adapter in adapters:
         planner.add(adapter)
     vocabulary = planner.check_vocabulary()
@@ -81,7 +81,7 @@ def _merged(key: str, weight: ChangedWeight, computed: ComputedTensors) -> Recip
     return computed.add(key, MergedWeight(weight.base, weight.rows, tuple(weight.changes)))
 
 
-class _Planner:
+class _AdapterMatcher:
     """Matches one adapter after the other with the base."""
 
     def __init__(self, base: Checkpoint, group: Group) -> None:
