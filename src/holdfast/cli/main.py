@@ -25,6 +25,7 @@ _COMMANDS = {
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",
+    "doctor": "Check this machine and a root before a run: what to change, and how.",
     "train": "Train on any layout from a config; resumes automatically.",
     "demo": "Train, kill, resume on another layout, open with transformers.",
 }
@@ -69,6 +70,7 @@ def cli() -> None:
     holdfast top runs/llama                watch the run save
     holdfast tag runs/llama best           keep the newest step permanently
     holdfast gc runs/llama --dry-run       show what retention would delete
+    holdfast doctor runs/llama             check the machine and the file system before a run
 
     Exit code 0: success. 1: negative result (damaged, different). 2: usage error.
     """

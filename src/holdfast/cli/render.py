@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.core.errors import NotFound
+from holdfast.core.terminal import size_text
 
 if TYPE_CHECKING:
     from holdfast.storage.base import SharedStorage
 
+__all__ = [
+    "clean",
+    "count",
+    "is_file",
+    "live",
+    "open_path",
+    "open_root",
+    "open_run",
+    "print_json",
+    "print_table",
+    "size_text",
+    "with_deadline",
+]
 _DEADLINE_S = 20
-
-
-def size_text(size: float) -> str:
-    """Format a number of bytes in decimal units, like transformers does."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1000
-    raise AssertionError
 
 
 def count(number: int, noun: str) -> str:
@@ -69,7 +74,7 @@ def open_root(root: str) -> SharedStorage:
     """Open the storage of a root, a path or an address. Raises NotFound if it does not exist."""
     from holdfast.storage import shared_storage_at
 
-    storage = shared_storage_at(_with_deadline(root))
+    storage = shared_storage_at(with_deadline(root))
     if not storage.exists():
         raise NotFound(f"{root}: no such folder")
     return storage
@@ -85,7 +90,7 @@ def open_run(root: str) -> SharedStorage:
     return storage
 
 
-def _with_deadline(path: str) -> str:
+def with_deadline(path: str) -> str:
     """Add a short deadline to an address without one, because the user is waiting."""
     if "://" not in path or "deadline_s=" in path:
         return path
@@ -104,7 +109,7 @@ def open_path(path: str) -> Any:
     from holdfast.checkpoint.checkpoint import Checkpoint
     from holdfast.storage import is_checkpoint, shared_storage_at
 
-    path = _with_deadline(path)
+    path = with_deadline(path)
     if is_file(path):
         return open_checkpoint(path)
     storage = shared_storage_at(path)

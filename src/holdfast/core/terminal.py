@@ -42,3 +42,12 @@ def progress_bar(label: str, total: int) -> Iterator[Progress]:
         # Other ranks may wait for this one: a terminal that is gone must not fail its work.
         with contextlib.suppress(OSError, ValueError):
             bar.stop()
+
+
+def size_text(size: float) -> str:
+    """Format a number of bytes in decimal units, like transformers does."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    raise AssertionError
