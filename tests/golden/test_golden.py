@@ -166,6 +166,9 @@ def test_an_unknown_value_of_a_newer_minor_version_is_unsupported_and_names_the_
     for use in (lambda: holdfast.load(newer, golden_state()), lambda: holdfast.open(newer).verify()):
         with pytest.raises(holdfast.Unsupported, match=r"'later' .*'\$later'.*version 1\.99.*knows 1\.2"):
             use()
+    other = with_state(HERE / version, tmp_path / "other", {"later": {"kind": "later", "value": 1}}, version=[1, 99])
+    with pytest.raises(holdfast.Unsupported, match=r"'later' is of the unknown kind 'later'.*version 1\.99"):
+        holdfast.load(other, {"later": None}, only=["later"])
     same = with_state(HERE / version, tmp_path / "same", entries, version=list(CURRENT))
     with pytest.raises(holdfast.Unsupported, match=r"^later: unknown tag '\$later'$"):
         holdfast.load(same, {"later": None}, only=["later"])

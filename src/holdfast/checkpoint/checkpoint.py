@@ -312,6 +312,8 @@ class Checkpoint:
         for name, entry in fields["entries"].items():
             if not statejson.is_entry(entry):
                 raise unknown(f"the entry {name[:80]!r} is not in Holdfast's format", version, where)
+            if version > CURRENT and entry["kind"] not in statejson.ENTRY_KINDS:
+                raise unknown(f"the entry {name[:80]!r} is of the unknown kind {entry['kind'][:40]!r}", version, where)
             if version > CURRENT and (tag := statejson.unknown_tag(entry)) is not None:
                 raise unknown(f"the entry {name[:80]!r} has a value of the unknown kind {tag[:40]!r}", version, where)
         return dict(fields["entries"])

@@ -24,6 +24,8 @@ _KNOWN_TAGS = TAGS | {
     *("$float", "$complex", "$bytes", "$bytearray", "$numpy", "$tuple", "$set", "$frozenset"),
     *("$dict", "$OrderedDict", "$Counter", "$tensor", "$array", "$option"),
 }
+# What an entry of state.json may be: plain values, trees with tensors, objects, and what belongs to groups of tensors.
+ENTRY_KINDS = frozenset({"json", "tensors", "stateful", "optimizer", "module", "averages", "subclasses"})
 _MAX_INT_BITS = 4096
 _SMALL_INT = 1 << 62
 
