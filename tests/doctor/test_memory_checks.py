@@ -30,7 +30,7 @@ def test_memory_of_ended_runs_is_named_and_that_of_living_ones_counts_as_room():
         arena.close()
     finally:
         unlink_file(path)
-    assert (left.verdict, left.commands) == (Verdict.CHANGE, ("holdfast gc ROOT --memory",))
+    assert (left.verdict, left.commands) == (Verdict.CHANGE, ("holdfast arenas", "holdfast arenas --free all"))
     assert "ended runs left" in left.remedy
     assert held.verdict is Verdict.OK
 

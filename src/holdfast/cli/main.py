@@ -23,6 +23,7 @@ _COMMANDS = {
     "size": "Print the memory that a run needs, and the size of its checkpoints.",
     "merge": "Merge models into one: linear, slerp, ties, dare, della and others; or LoRA adapters into their base.",
     "gc": "Delete checkpoints that no policy keeps, and leftovers of dead saves.",
+    "arenas": "List what runs hold in this host's memory; free what crashed runs left.",
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",
     "doctor": "Check this machine and a root before a run: what to change, and how.",

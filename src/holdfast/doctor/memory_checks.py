@@ -42,7 +42,7 @@ def check_shared_memory(needs: RunNeeds) -> Diagnosis:
     text = f"{room}, but {wanted}: saves block the training loop"
     if free + held + left >= needs.host_bytes:
         return Diagnosis.change(
-            check, text, f"free {size_text(left)} that ended runs left", "holdfast gc ROOT --memory"
+            check, text, f"free {size_text(left)} that ended runs left", "holdfast arenas", "holdfast arenas --free all"
         )
     return Diagnosis.change(
         check,

@@ -86,6 +86,15 @@ class ArenaFile:
             return None
         return ArenaFile(path, Process(int(match["trainer"]), int(match["namespace"])), int(match["began"]))
 
+    @property
+    def run(self) -> str:
+        """The key of the run's root."""
+        return self.path.name.split("-")[1]
+
+    @property
+    def rank(self) -> int:
+        return int(self.path.name.split("-")[2])
+
     def trainer_lives(self) -> bool:
         """Return True if the trainer is alive: the same process, not a later one with its id.
 
