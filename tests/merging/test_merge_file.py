@@ -59,6 +59,7 @@ def test_slices_of_a_yaml_file(tmp_path):
         ("slices: [{models: [{path: a, layers: [2, 2]}]}]\n", "a first layer, and one after it"),
         ("- models\n", "expected fields"),
         ("models: [a\n", "merge.yaml"),
+        ("models: [a]\ntokens: all\n", "choose 'union'"),
         ("models: [!!python/object/apply:os.getcwd []]\n", "merge.yaml"),
     ],
 )

@@ -76,6 +76,9 @@ def test_parameters_of_other_methods_are_noted():
     assert options.notes == ("merge.yml: task_arithmetic has no density",)
 
 
-@pytest.mark.parametrize(("source", "donor"), [("base", None), ("/m/b", "/m/b")])
-def test_the_tokenizer_source(source, donor):
-    assert read(models=models(), tokenizer_source=source).donor == donor
+@pytest.mark.parametrize(
+    ("source", "tokens", "donor"), [("union", "union", None), ("base", None, None), ("/m/b", "union", "/m/b")]
+)
+def test_the_tokenizer_source(source, tokens, donor):
+    options = read(models=models(), tokenizer_source=source)
+    assert (options.tokens, options.donor) == (tokens, donor)

@@ -16,6 +16,8 @@ RECORD = "merge_record.json"
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _CONFIG = "config.json"
 
+Appended = Mapping[str, Mapping[str, Any]]  # definitions of tokens that the donor's tokenizer does not have
+
 
 def donor_files(plan: MergePlan) -> dict[str, bytes]:
     """Return the side files of the donor as they are stored with the merged model."""
@@ -25,8 +27,51 @@ def donor_files(plan: MergePlan) -> dict[str, bytes]:
     config = f"{folder}{_CONFIG}"
     dtype = _changed_dtype(plan)
     if config in files:
-        files[config] = with_fields(files[config], config, _layer_fields(plan), dtype)
+        files[config] = with_fields(files[config], config, _layer_fields(plan) | _token_fields(plan), dtype)
+    if plan.tokens is not None and plan.tokens.appended:
+        for name, append in _TOKEN_FILES.items():
+            if f"{folder}{name}" in files:
+                files[f"{folder}{name}"] = append(files[f"{folder}{name}"], name, plan.tokens.appended)
     return files
+
+
+def _token_fields(plan: MergePlan) -> dict[str, Any]:
+    """Return the fields of the config that count the rows of a joined vocabulary."""
+    config = plan.models[plan.donor].config
+    if plan.tokens is None or plan.tokens.rows == plan.tokens.table["rows_before"]:
+        return {}
+    nested = config.get("text_config")
+    if "vocab_size" not in config and isinstance(nested, dict):
+        return {"text_config": {**nested, "vocab_size": plan.tokens.rows}}
+    return {"vocab_size": plan.tokens.rows}
+
+
+def _append_definitions(data: bytes, where: str, appended: Appended) -> bytes:
+    """Return a tokenizer.json with more added tokens."""
+    listed = strictjson.loads(data, where).get("added_tokens", [])
+    return with_fields(data, where, {"added_tokens": [*listed, *(dict(fields) for fields in appended.values())]})
+
+
+def _append_decoder(data: bytes, where: str, appended: Appended) -> bytes:
+    """Return a tokenizer_config.json with more tokens in its decoder, if it has one."""
+    config = strictjson.loads(data, where)
+    decoder = config.get("added_tokens_decoder") if isinstance(config, dict) else None
+    if not isinstance(decoder, dict):
+        return data
+    more = {str(f["id"]): {name: value for name, value in f.items() if name != "id"} for f in appended.values()}
+    return with_fields(data, where, {"added_tokens_decoder": {**decoder, **more}})
+
+
+def _append_ids(data: bytes, where: str, appended: Appended) -> bytes:
+    """Return an added_tokens.json with more tokens."""
+    return with_fields(data, where, {token: fields["id"] for token, fields in appended.items()})
+
+
+_TOKEN_FILES = {
+    "tokenizer.json": _append_definitions,
+    "tokenizer_config.json": _append_decoder,
+    "added_tokens.json": _append_ids,
+}
 
 
 def _layer_fields(plan: MergePlan) -> dict[str, Any]:

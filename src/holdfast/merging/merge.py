@@ -105,6 +105,8 @@ class PreparedMerge:
         """Notes for the user."""
         removed = self.plan.removed
         lines = [*self.options.notes, *self.output.notes]
+        if self.plan.tokens is not None:
+            lines.append(self.plan.tokens.note)
         if removed.keys:
             lines.append(f"removed {len(removed.keys)} tensors, {removed.bytes:,} bytes")
         return tuple(lines)

@@ -34,6 +34,7 @@ def merge(
     out_dtype: str | None = None,
     remove: Sequence[str] = (),
     max_shard_size: int | str = "5GB",
+    tokens: str | None = None,
     seed: int = 0,
     rng: str = "holdfast",
     verify: bool = True,
@@ -48,7 +49,7 @@ def merge(
     for all models. A value is a number, a list of numbers (a gradient from the first to the last layer), or a dict
     from key patterns to either. Side files such as config.json and the tokenizer come from `donor`: by default the
     base, or the first model. `remove` leaves out keys by patterns. `dtype` is the dtype to compute in, `out_dtype` the
-    one to store.
+    one to store. `tokens="union"` joins models with other tokens by token, `tokens="rows"` merges them row by row.
 
     Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
     Raises Mismatch, with all problems, if keys or shapes of the models differ. The destination appears when it is
@@ -72,6 +73,7 @@ def merge(
         out_dtype=out_dtype,
         remove=tuple([remove] if isinstance(remove, str) else remove),
         max_shard_size=max_shard_size,
+        tokens=tokens,
         seed=seed,
         rng=rng,
         verify=verify,

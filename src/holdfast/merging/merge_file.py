@@ -15,7 +15,7 @@ from holdfast.merging.merge_options import MergeOptions, ModelOptions, SliceOpti
 from holdfast.merging.mergekit_file import mergekit_options
 
 MODEL_FIELDS = ("path", "name", "mapping")
-_OUTPUT_FIELDS = ("donor", "dtype", "out_dtype", "max_shard_size", "seed", "rng")
+_OUTPUT_FIELDS = ("donor", "dtype", "out_dtype", "max_shard_size", "seed", "rng", "tokens")
 _FIELDS = ("method", "models", "slices", "base", "parameters", "remove", *_OUTPUT_FIELDS)
 
 

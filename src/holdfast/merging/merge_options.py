@@ -13,6 +13,7 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.merging.parameter_settings import Setting, Settings
 
 RNGS = ("holdfast", "mergekit")
+TOKENS = (None, "union", "rows")  # refuse other tokens, join models by token, or merge them row by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class MergeOptions:
     out_dtype: str | None = None
     remove: tuple[str, ...] = ()
     max_shard_size: int | str = "5GB"
+    tokens: str | None = None  # how models with other tokens are merged, see `TOKENS`
     seed: int = 0
     rng: str = "holdfast"
     verify: bool = True
@@ -79,6 +81,8 @@ class MergeOptions:
                 model_dtype(name)
         if self.rng not in RNGS:
             raise InvalidArgument(f"rng={self.rng!r}: choose one of {', '.join(RNGS)}")
+        if self.tokens not in TOKENS:
+            raise InvalidArgument(f"tokens={self.tokens!r}: choose 'union' or 'rows', or leave it out")
         if not self.models:
             raise InvalidArgument("a merge needs at least one model")
         for part in self.slices:

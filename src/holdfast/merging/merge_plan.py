@@ -16,9 +16,11 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.merging.merge_options import MergeOptions, base_position
 from holdfast.merging.methods import METHODS, method_named
 from holdfast.merging.methods.base import MergeMethod, MethodParameter, TensorTask
-from holdfast.merging.model_input import InputModel, TensorSource
+from holdfast.merging.model_input import InputModel, TensorSource, find_tied
 from holdfast.merging.output_keys import OutputKey, SlicedKeys, whole_keys
 from holdfast.merging.parameter_settings import Scalar, Settings
+from holdfast.merging.token_ids import conflict
+from holdfast.merging.token_union import TokenUnion, join_tokens
 
 _SHOWN = 5
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -70,7 +72,8 @@ class MergePlan:
     donor: int
     tensors: Mapping[str, MergedTensor]
     removed: RemovedKeys
-    layers: tuple[tuple[int, int], ...] = ()  # of slices: for each layer of the output a model and its layer
+    layers: tuple[tuple[int, int], ...]  # of slices: for each layer of the output a model and its layer
+    tokens: TokenUnion | None = None
 
 
 def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan:
@@ -79,6 +82,7 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     base = None if options.base is None else base_position(options.all_models, options.base)
     _check_names(method, options)
     donor = _donor(options, models, base)
+    tokens = join_tokens(models, donor, base) if options.tokens == "union" else None
     outputs, origins = _outputs(options, models, donor)
     for count, has_base in {(len(out.inputs), base in [i.model for i in out.inputs]) for out in outputs}:
         _check_models(method, count, has_base=has_base)
@@ -86,12 +90,14 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     problems = _problems(outputs, models)
     if not options.slices:
         problems += _superfluous(outputs, models, donor, options.remove)
+    if options.tokens is None:
+        problems += _token_problems(models, donor)
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise Mismatch("the models do not fit together:\n  " + "\n  ".join(problems[:_SHOWN]) + more)
     planner = _TensorPlanner(options, method, models, base)
     tensors = {out.key: planner.tensor(out) for out in sorted(outputs, key=lambda out: natural_key(out.key))}
-    return MergePlan(method, tuple(models), base, donor, tensors, removed, tuple(origins))
+    return MergePlan(method, tuple(models), base, donor, tensors, removed, tuple(origins), tokens)
 
 
 def _outputs(
@@ -205,19 +211,17 @@ def _superfluous(
 def _vocabulary_hint(found: TensorSource, wanted: TensorSource) -> str:
     if len(found.shape) != 2 or found.shape[1:] != wanted.shape[1:]:
         return ""
-    return "; if these are vocabularies of different sizes, they cannot be added row by row"
+    return "; if these are vocabularies of different sizes, join them with tokens='union' (--tokens union)"
 
 
-def find_tied(model: InputModel, key: str) -> TensorSource | None:
-    """Return the tensor of a key; for an output embedding that a model's config ties, its input embedding."""
-    found = model.find(key)
-    if found is not None or not model.is_tied:
-        return found
-    layer = key.rpartition(".")[0].rpartition(".")[2]
-    if layer not in ("lm_head", "output", "embed_out"):
-        return None
-    inputs = [name for name in model.tensors if name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))]
-    return model.tensors[inputs[0]] if len(inputs) == 1 else None
+def _token_problems(models: Sequence[InputModel], donor: int) -> list[str]:
+    """Return a line for each model whose rows stand for other tokens than those of the donor."""
+    found = (conflict(model, models[donor]) for number, model in enumerate(models) if number != donor)
+    return [
+        f"{line}; join them with tokens='union' (--tokens union), or merge row by row with tokens='rows'"
+        for line in found
+        if line is not None
+    ]
 
 
 class _TensorPlanner:

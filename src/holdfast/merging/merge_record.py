@@ -90,6 +90,7 @@ def merge_record(options: MergeOptions, plan: MergePlan, digests: Sequence[Mappi
         "layers": [[plan.models[model].name, layer] for model, layer in plan.layers] or None,
         "dtype": options.dtype,
         "out_dtype": options.out_dtype,
+        "tokens": None if plan.tokens is None else plan.tokens.table,
         "seed": options.seed,
         "rng": options.rng,
         "removed": {"patterns": list(options.remove), "keys": list(plan.removed.keys), "bytes": plan.removed.bytes},

@@ -46,7 +46,7 @@ class _MergekitReader:
             raise InvalidArgument(f"{self._where}: expected either models or slices")
         base = fields.get("base_model")
         parameters = self._settings(fields.get("parameters"))
-        donor = self._tokens()
+        tokens, donor = self._tokens()
         return MergeOptions(
             models=tuple(models),
             method=self._method.name,
@@ -54,6 +54,7 @@ class _MergekitReader:
             parameters=parameters,
             slices=slices,
             donor=donor,
+            tokens=tokens,
             dtype=_dtype(fields.get("dtype")),
             out_dtype=_dtype(fields.get("out_dtype")),
             notes=tuple(f"{self._where}: {self._method.name} has no {name}" for name in sorted(self._ignored)),
@@ -71,12 +72,12 @@ class _MergekitReader:
             )
         return base
 
-    def _tokens(self) -> str | None:
-        """Return the model whose tokenizer is copied if it is named."""
+    def _tokens(self) -> tuple[str | None, str | None]:
+        """Return how vocabularies are joined, and the model whose tokenizer is copied if it is named."""
         source = self._fields.get("tokenizer_source")
-        if source == "union":
-            raise Unsupported(f"{self._where}: tokenizer_source: union is not supported")
-        return None if source in (None, "base") else self._path(source)
+        if source is None or source == "base":
+            return None, None
+        return ("union", None) if source == "union" else ("union", self._path(source))
 
     def _slice(self, written: Any, models: list[ModelOptions]) -> SliceOptions:
         self._refuse(written, ("sources", "parameters"), "slices: ")

@@ -130,6 +130,10 @@ class InputModel:
         tied = self.config.get(_TIED_CONFIG)
         return tied if isinstance(tied, bool) else None
 
+    def side_file(self, name: str) -> bytes | None:
+        """Return a small file beside the model, None if there is none."""
+        return self.small.get(f"{names.group_folder(self.group_name)}{name}")
+
     def find(self, key: str) -> TensorSource | None:
         """Return the tensor of a key, or of the key that it is an alias of; None if the model has neither."""
         return self.tensors.get(self.group.aliases.get(key, key))
@@ -175,3 +179,15 @@ def _refuse_quantized(group: Group, path: str) -> None:
         assert logical is not None
         problem = f"{logical[0]!r} is {logical[1]}"
     raise Unsupported(f"{path}: {problem}; a merge needs plain weights: dequantize the model first")
+
+
+def find_tied(model: InputModel, key: str) -> TensorSource | None:
+    """Return the tensor of a key; for an output embedding that a model's config ties, its input embedding."""
+    found = model.find(key)
+    if found is not None or not model.is_tied:
+        return found
+    layer = key.rpartition(".")[0].rpartition(".")[2]
+    if layer not in ("lm_head", "output", "embed_out"):
+        return None
+    inputs = [name for name in model.tensors if name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))]
+    return model.tensors[inputs[0]] if len(inputs) == 1 else None

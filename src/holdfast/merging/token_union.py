@@ -1,0 +1,137 @@
+"""Models with other tokens joined by token: the donor keeps its ids, tokens that it lacks are appended.
+
+A model without a token gets its row from the base if that has the token, else the mean of the models that have it:
+a method that adds changes to a base then adds none for it. Rows without a token are the donor's in every model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.merging.model_input import InputModel, TensorSource, find_tied
+from holdfast.merging.row_source import NOWHERE, GatheredRows, RowOrigins
+from holdfast.merging.token_ids import TokenIds, read_token_ids
+
+_VOCABULARY = re.compile(
+    r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|lm_head|embed_out|output)\.(?:weight|bias)"
+)
+_STEP = 64  # rows are padded to multiples of this, as most models are
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUnion:
+    """The joined vocabulary: its rows, the appended tokens with their definitions, and what each model got."""
+
+    rows: int
+    appended: Mapping[str, Mapping[str, Any]]
+    table: Mapping[str, Any]
+
+    @property
+    def note(self) -> str:
+        """One line about what was done."""
+        filled = ", ".join(f"{len(tokens)} in {name}" for name, tokens in self.table["filled"].items() if tokens)
+        return f"tokens joined: {len(self.appended)} appended, filled: {filled or 'none'}; {self.rows} rows"
+
+
+def join_tokens(models: Sequence[InputModel], donor: int, base: int | None) -> TokenUnion:
+    """Replace the embeddings of every model by ones with a row for every token of all models.
+
+    Raises Unsupported for a model without tokenizer.json, Mismatch for a tokenizer with other regular tokens.
+    """
+    tokens = [_tokens_of(model) for model in models]
+    for model, own in zip(models, tokens, strict=True):
+        _require_same_regular(model, own, models[donor], tokens[donor])
+    keys = [key for key in models[donor].tensors if _VOCABULARY.fullmatch(key)]
+    ids, appended = _joined(tokens, donor)
+    before = max((models[donor].tensors[key].shape[0] for key in keys), default=0)
+    rows = max(before, max(ids.values(), default=-1) + 1)
+    if rows > before and before % _STEP == 0:
+        rows = -(-rows // _STEP) * _STEP
+    known = [own.ids for own in tokens]
+    replaced: list[dict[str, TensorSource]] = [{} for _ in models]
+    for key in keys:
+        sources = tuple(find_tied(model, key) for model in models)
+        for number, source in enumerate(sources):
+            if source is not None:
+                origins = _origins(ids, known, sources, number, donor, base, rows)
+                shape = (rows, *source.shape[1:])
+                replaced[number][key] = GatheredRows(shape, source.dtype, sources, origins)
+    for model, tensors in zip(models, replaced, strict=True):
+        model.tensors.update({key: source for key, source in tensors.items() if key in model.tensors})
+    filled = {m.name: [t for t in ids if t not in own] for m, own in zip(models, known, strict=True)}
+    table = {"rows": rows, "rows_before": before, "appended": {t: int(f["id"]) for t, f in appended.items()}}
+    return TokenUnion(rows, appended, {**table, "filled": filled})
+
+
+def _tokens_of(model: InputModel) -> TokenIds:
+    found = read_token_ids(model)
+    if found is None:
+        raise Unsupported(
+            f"{model.path}: tokens can only be joined with a tokenizer.json; tokens='rows' merges row by row"
+        )
+    return found
+
+
+def _require_same_regular(model: InputModel, own: TokenIds, donor: InputModel, known: TokenIds) -> None:
+    here = own.regular.keys() | own.added.keys()
+    there = known.regular.keys() | known.added.keys()
+    other = [token for token in own.regular if token not in there] + [t for t in known.regular if t not in here]
+    if other:
+        shown = ", ".join(map(repr, other[:_SHOWN]))
+        raise Mismatch(
+            f"{model.path} has another tokenizer than {donor.path}: {len(other)} regular tokens are not in both, for "
+            f"example {shown}; only added tokens can be joined"
+        )
+
+
+def _joined(tokens: Sequence[TokenIds], donor: int) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Return the ids of all tokens, and the definitions of those that the donor lacks, with their new ids."""
+    ids = tokens[donor].ids
+    appended: dict[str, dict[str, Any]] = {}
+    following = max(ids.values(), default=-1) + 1
+    for own in tokens:
+        for token, fields in sorted(own.added.items(), key=lambda item: int(item[1]["id"])):
+            if token not in ids:
+                ids[token] = following
+                appended[token] = {**fields, "id": following}
+                following += 1
+    return ids, appended
+
+
+def _origins(
+    ids: Mapping[str, int],
+    known: Sequence[Mapping[str, int]],
+    sources: Sequence[TensorSource | None],
+    model: int,
+    donor: int,
+    base: int | None,
+    rows: int,
+) -> RowOrigins:
+    """Return where the rows of one model come from."""
+    models, places = np.full(rows, NOWHERE, np.int64), np.zeros(rows, np.int64)
+    means: dict[int, tuple[tuple[int, int], ...]] = {}
+    of_donor = sources[donor]
+    if of_donor is not None:
+        models[: of_donor.shape[0]], places[: of_donor.shape[0]] = donor, np.arange(of_donor.shape[0])
+    for token, row in ids.items():
+        having = [number for number in range(len(known)) if _has_row(known[number], sources[number], token)]
+        preferred = [number for number in (model, base) if number in having]
+        chosen = preferred[:1] or having
+        found = tuple((number, known[number][token]) for number in chosen if number is not None)
+        if len(found) == 1:
+            models[row], places[row] = found[0]
+        elif found:
+            means[row] = found
+    return RowOrigins(models, places, means)
+
+
+def _has_row(known: Mapping[str, int], source: TensorSource | None, token: str) -> bool:
+    return source is not None and token in known and known[token] < source.shape[0] and math.prod(source.shape) > 0

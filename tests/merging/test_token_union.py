@@ -1,0 +1,115 @@
+import json
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import holdfast
+from holdfast.core.errors import Mismatch, Unsupported
+from tests.merging.models import tensors, write
+
+REGULAR = [f"t{number}" for number in range(90)]
+
+
+def tokenizer(added, regular=REGULAR):
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({token: number for number, token in enumerate(regular)}, unk_token="t0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_tokens([AddedToken(token, special=True, normalized=False) for token in added])
+    return made
+
+
+@pytest.fixture
+def model(tmp_path):
+    def make(name, added, seed=None, regular=REGULAR, **options):
+        path = write(tmp_path / name, seed=seed, **options)
+        tokenizer(added, regular).save(str(path / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {}}
+        (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+        return path
+
+    return make
+
+
+def embedding(path, key="model.embed_tokens.weight"):
+    return tensors(path)[key].float()
+
+
+def test_tokens_are_joined_by_name(model, tmp_path):
+    a, b = model("a", ["<x>", "<y>"], 1), model("b", ["<z>", "<x>"], 2)  # <x> is 90 and 91, <y> 91, <z> 90
+    done = holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        found, of_a, of_b = embedding(tmp_path / "out", key), embedding(a, key), embedding(b, key)
+        assert found.shape == of_a.shape
+        assert torch.equal(found[:90], ((of_a[:90] + of_b[:90]) / 2).bfloat16().float())
+        assert torch.equal(found[90], ((of_a[90] + of_b[91]) / 2).bfloat16().float())  # both have it
+        assert torch.equal(found[91], of_a[91]) and torch.equal(found[92], of_b[90])  # one has it: its row
+        assert torch.equal(found[93:], of_a[93:])  # rows without a token are the donor's
+    assert any("1 appended" in note for note in done.notes)
+    table = json.loads((tmp_path / "out" / "merge_record.json").read_text())["tokens"]
+    assert table["appended"] == {"<z>": 92} and table["filled"] == {"a": ["<z>"], "b": ["<y>"]}
+
+
+def test_the_tokenizer_and_config_follow(model, tmp_path):
+    transformers: Any = pytest.importorskip("transformers")
+    added = [f"<{number}>" for number in range(20)]
+    a, b = model("a", added[:6], 1), model("b", added, 2)
+    rows = {key: torch.cat([value, value[:32]]) if len(value) == 96 else value for key, value in tensors(b).items()}
+    safetensors.torch.save_file(rows, b / "model.safetensors")  # more tokens than rows of a
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    known = transformers.AutoTokenizer.from_pretrained(a)
+    assert [opened.convert_tokens_to_ids(token) for token in added] == list(range(90, 110))
+    assert opened("t1 <3> t5").input_ids == known("t1 <3> t5").input_ids == [1, 93, 5]
+    assert opened("<19>").input_ids == [109]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["vocab_size"] == embedding(tmp_path / "out").shape[0] == 110
+    found, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and found.get_input_embeddings().num_embeddings == 110
+
+
+def test_a_token_that_the_base_lacks_is_no_change(model, tmp_path):
+    base, a = model("base", []), model("a", ["<x>"], 1)
+    holdfast.merge([a], tmp_path / "out", method="task_arithmetic", base=base, weights=[0.5], tokens="union")
+    assert torch.equal(embedding(tmp_path / "out")[90], embedding(a)[90])
+
+
+def test_a_row_of_several_models_is_their_mean(model, tmp_path):
+    a, b, c = model("a", [], 1), model("b", ["<x>"], 2), model("c", ["<x>"], 3)
+    holdfast.merge([a, b, c], tmp_path / "out", weights=[1, 0, 0], tokens="union")
+    expected = ((embedding(b)[90] + embedding(c)[90]) / 2).bfloat16().float()
+    assert torch.equal(embedding(tmp_path / "out")[90], expected)
+
+
+def test_padded_rows_never_shrink_and_grow_to_a_multiple(model, tmp_path):
+    a, b = model("a", [], 1), model("b", ["<x>"], 2)
+    holdfast.merge([b, a], tmp_path / "out", weights=[1, 1], tokens="union")
+    assert embedding(tmp_path / "out").shape[0] == 96
+    assert (tmp_path / "out" / "config.json").read_bytes() == (b / "config.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (b / "tokenizer.json").read_bytes()
+
+
+def test_other_tokens_are_refused_without_a_choice(model, tmp_path):
+    a, b = model("a", ["<x>", "<y>"], 1), model("b", ["<z>", "<x>"], 2)
+    with pytest.raises(Mismatch, match=r"the token '<x>' is number 91 in .*, and 90 in .*--tokens union"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    assert not (tmp_path / "out").exists()
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="rows")
+    assert torch.equal(embedding(tmp_path / "out")[90], ((embedding(a)[90] + embedding(b)[90]) / 2).bfloat16().float())
+
+
+def test_tokens_that_only_one_model_has_need_no_choice(model, tmp_path):
+    a, b = model("a", ["<x>"], 1), model("b", [], 2)
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+
+
+def test_another_tokenizer_is_refused_with_an_example(model, tmp_path):
+    a, b = model("a", [], 1), model("b", [], 2, regular=[f"s{number}" for number in range(90)])
+    with pytest.raises(Mismatch, match=r"another tokenizer .* 180 regular tokens are not in both, for example 's0'"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    (b / "tokenizer.json").unlink()
+    with pytest.raises(Unsupported, match=r"joined with a tokenizer\.json"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
