@@ -14,7 +14,7 @@ from rich.console import Console
 from holdfast.core.names import step_folder
 from holdfast.storage.local import LocalStorage
 from holdfast.testing.faults import Fault, FaultGate, faulty
-from tests.faults import rows_powerloss, rows_races, rows_reading, rows_storage, rows_writer
+from tests.faults import rows_merges, rows_powerloss, rows_races, rows_reading, rows_storage, rows_writer
 from tests.faults.__main__ import find_rows, main, print_table
 from tests.faults.row import HUNG, LOST, SURVIVED, WRONG, Row, Tally
 from tests.faults.world import DEADLINE_S, JOBS, Hung, Job, World, in_child, judge, save, world
@@ -52,6 +52,21 @@ def test_a_save_on_a_full_disk(here: World, job: Job, number: int) -> None:
         with here.root() as root:
             case = partial(rows_storage.failing_storage_call, "enospc", lasting)
             assert case(root, job, number, "slice") == SURVIVED
+
+
+@pytest.mark.parametrize("number", [3, 12])
+def test_a_merge_killed_at_a_storage_call(number: int) -> None:
+    rows_merges.killed_at(number, occupied=True)
+
+
+@pytest.mark.parametrize("number", [5, 14])
+def test_a_merge_on_a_full_disk(number: int) -> None:
+    rows_merges.full_at(number, occupied=True, lasting=True)
+
+
+@pytest.mark.parametrize("name", rows_merges.UNFIT)
+def test_a_merge_of_models_that_do_not_fit(name: str) -> None:
+    rows_merges.refused(name, occupied=True)
 
 
 @pytest.mark.parametrize("fault", [Fault("eio", 5), Fault("short", 3), Fault("corrupt", 4)], ids=str)

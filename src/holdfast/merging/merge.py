@@ -100,6 +100,11 @@ class PreparedMerge:
         """The total size of the tensor files."""
         return sum(file.plan.size for file in self.output.files)
 
+    def file_sizes(self) -> dict[str, int]:
+        """Return the sizes of all files. The record is known once the inputs were digested."""
+        small = {name: len(data) for name, data in self.output.small_files("", ()).items()}
+        return {**small, **{file.plan.name: file.plan.size for file in self.output.files}}
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user."""
@@ -168,14 +173,14 @@ def run_merge(
             return merge.write(ranks, attempt, progress)
 
         publish_output(merge.output, target, ranks, write, begun, force=options.force)
-    files = target.storage.files(target.folder)
+    sizes = merge.file_sizes()
     removed = merge.plan.removed
     return Merged(
         target.path,
         merge.plan.method.name,
         len(merge.plan.tensors),
-        len(files),
-        sum(files.values()),
+        len(sizes),
+        sum(sizes.values()),
         removed.keys,
         removed.bytes,
         time.monotonic() - start,
