@@ -17,7 +17,8 @@ import torch
 
 import holdfast
 from holdfast.convert.destination import DestinationFolder
-from holdfast.testing.faults import Fault, FaultGate, WatchedStorage, faulty
+from holdfast.testing.faults import Fault, FaultGate, faulty
+from holdfast.testing.watched import WatchedStorage
 from tests.faults.cases import Case, NotInjected, Wrong, run_cases
 from tests.faults.row import Row, Tally
 from tests.faults.world import in_child

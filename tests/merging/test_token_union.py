@@ -103,6 +103,7 @@ def test_other_tokens_are_refused_without_a_choice(model, tmp_path):
 def test_tokens_that_only_one_model_has_need_no_choice(model, tmp_path):
     a, b = model("a", ["<x>"], 1), model("b", [], 2)
     holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    assert torch.equal(embedding(tmp_path / "out")[90], ((embedding(a)[90] + embedding(b)[90]) / 2).bfloat16().float())
 
 
 def test_another_tokenizer_is_refused_with_an_example(model, tmp_path):
