@@ -109,7 +109,7 @@ def _holdfast(method: str, folder: Path, target: str) -> Any:
     models: list[Any] = [folder / "a", folder / "b"]
     if method == "linear":
         return lambda: holdfast.merge([*models, folder / "base"], target, weights=[0.5, 0.3, 0.2])
-    densities = {"densities": [0.5, 0.5]} if method != "task_arithmetic" else {}
+    densities: dict[str, Any] = {"densities": [0.5, 0.5]} if method != "task_arithmetic" else {}
     return lambda: holdfast.merge(models, target, method=method, base=folder / "base", weights=[0.5, 0.3], **densities)
 
 
