@@ -117,11 +117,12 @@ class ComputedTensors:
                     self._bands.pop(next(iter(self._bands)))
                 rows = file.computation.band_rows
                 end = min((number + 1) * rows, file.computation.shape[0])
-                known = np.ascontiguousarray(file.computation.compute(number * rows, end, self._read))
+                known = np.ascontiguousarray(file.computation.compute(number * rows, end, self.read))
                 self._bands[file.name, number] = known
             return known
 
-    def _read(self, recipe: Recipe[Place], box: Box) -> RawArray:
+    def read(self, recipe: Recipe[Place], box: Box) -> RawArray:
+        """Return a box of an input as raw elements."""
         if self._inputs is None:
             self._inputs = SourceFiles(self, threading.Lock())
         if id(recipe) in self._kept and box.sizes == recipe.shape:

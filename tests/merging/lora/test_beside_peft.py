@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,15 @@ def test_tied_embeddings_stay_tied(tmp_path: Path, case: dict[str, Any]) -> None
     compare(tmp_path / "merged", adapters.merged_by_peft(base, added))
 
 
-def test_transposed_weights_of_gpt2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", [True, False])
+def test_transposed_weights_of_gpt2(tmp_path: Path, stated: bool) -> None:
+    """PEFT looks at the layer's class, whatever the config states: attn.c_proj is square, so its shape says nothing."""
     base = adapters.gpt2(tmp_path / "base")
-    added = adapters.adapter(base, tmp_path / "adapter", target_modules=["c_attn", "c_fc"], fan_in_fan_out=True)
+    options: dict[str, Any] = {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        added = adapters.adapter(base, tmp_path / "adapter", **options)
+    adapters.changed_config(added, fan_in_fan_out=stated)
     merge_lora(added, tmp_path / "merged", base=base)
     compare(tmp_path / "merged", adapters.merged_by_peft(base, added))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.checkpoint.base_reference import base_folder, check_base
@@ -14,13 +14,11 @@ from holdfast.convert.open_source import open_source
 from holdfast.convert.sidefiles import side_files
 from holdfast.core import names
 from holdfast.core.errors import Mismatch, NotFound, Unsupported
-from holdfast.layout.box import Box
 from holdfast.merging.lora.adapter_config import LoraConfig
+from holdfast.merging.lora.borrowed_files import borrow
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
-from holdfast.plan.load_plan import StoredFile
 from holdfast.plan.recipe import Recipe
-from holdfast.storage.base import Reader
 
 TOKENS = "token_adapter.trainable_tokens_delta"
 _PREFIX = "base_model.model."
@@ -43,26 +41,6 @@ class ModuleParts:
     keys: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterFile:
-    """A tensor file of an adapter, under a name that no file of the base has."""
-
-    source: Checkpoint
-    file: str
-    lock: threading.Lock
-
-    @property
-    def size(self) -> int:
-        return self.source.manifest.files[self.file].size
-
-    def open(self) -> Reader:
-        with self.lock:
-            return self.source.open_file(self.file)
-
-    def inputs(self, begin: int, end: int) -> Iterator[tuple[Recipe[Place], Box]] | None:
-        return None
-
-
 class Adapter:
     """An opened LoRA adapter: a folder of PEFT, or a step of a run that trained one."""
 
@@ -80,13 +58,13 @@ class Adapter:
         if config is None:
             raise NotFound(f"{self.source.path} has no {names.ADAPTER_CONFIG}, which says how to merge the adapter")
         self.config = LoraConfig.read(config, f"{self.source.path}/{names.ADAPTER_CONFIG}")
-        self.stored, self._renamed = self._borrowed(number, group)
+        self.borrowed = borrow(self.source, group, f"adapter:{number}", self.lock)
         self.modules: dict[str, ModuleParts] = {}
         self.full: dict[str, tuple[str, Recipe[Place]]] = {}  # whole tensors: the base's key to the adapter's
         self._copies: dict[str, str] = {}
         self._head_tokens: dict[str, str] = {}  # keys of trained rows of the output embedding, with its module
-        for key, recipe in group.tensors.items():
-            self._sort(key, self._own(recipe))
+        for key, recipe in self.borrowed.tensors.items():
+            self._sort(key, recipe)
         self.copies = self._check_copies()
 
     def drop_tied_rows(self, exists: Callable[[str], bool]) -> None:
@@ -108,10 +86,6 @@ class Adapter:
     def path(self) -> str:
         return self.source.path
 
-    def virtual_files(self) -> dict[str, AdapterFile]:
-        """Return the adapter's files by the names that the merge uses."""
-        return {name: AdapterFile(self.source, file, self.lock) for file, name in self._renamed.items()}
-
     def base_path(self) -> str | Path | None:
         """Return the base that the adapter names, None if it is not on this host. Raises Mismatch if it changed."""
         record = self.source.manifest.bases.get(self.group_name)
@@ -127,24 +101,6 @@ class Adapter:
         if any(group.kind == names.BASE for group in self.source.contents.groups.values()):
             return self.options_path
         return base_folder(self.config.base or "", None)
-
-    def _borrowed(self, number: int, group: Group) -> tuple[tuple[StoredFile, ...], dict[str, str]]:
-        used = {place.file for recipe in group.tensors.values() for place in recipe.sources()}
-        renamed = {file: f"adapter:{number}:{file}" for file in used}
-        stored = tuple(
-            replace(file, name=renamed[file.name], places=tuple(self._moved(place, renamed) for place in file.places))
-            for file in self.source.contents.files
-            if file.name in used
-        )
-        return stored, renamed
-
-    @staticmethod
-    def _moved(place: Place, renamed: Mapping[str, str]) -> Place:
-        return replace(place, file=renamed[place.file])
-
-    def _own(self, recipe: Recipe[Place]) -> Recipe[Place]:
-        terms = (replace(term, source=self._moved(term.source, self._renamed)) for term in recipe.terms)
-        return Recipe(recipe.shape, recipe.dtype, tuple(terms))
 
     def _sort(self, key: str, recipe: Recipe[Place]) -> None:
         name = key.removeprefix(_PREFIX)

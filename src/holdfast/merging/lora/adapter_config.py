@@ -62,6 +62,7 @@ _NEUTRAL = frozenset(
         "init_lora_weights",
     ]
 )
+_TRANSPOSED_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")  # of transformers' Conv1D
 # Initialisations that change the base model too: the adapter alone does not hold what was trained.
 _CHANGES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 
@@ -125,6 +126,16 @@ class LoraConfig:
         alpha = self.alphas.get(_matching(self.alphas, module), self.alpha)
         rank = self.rank_of(module)
         return weight * alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def is_transposed(model_type: object, module: str, stated: bool) -> bool:
+    """Return True if a model stores the weight of a linear layer as [in, out].
+
+    The layer's class decides, as in PEFT. Without a known type of model, it is what the adapter states.
+    """
+    if not isinstance(model_type, str):
+        return stated
+    return model_type in _TRANSPOSED_MODELS and not module.endswith("lm_head")
 
 
 def _matching(patterns: Mapping[str, Any], module: str) -> str:

@@ -13,6 +13,7 @@ from holdfast.convert.computed import ComputedTensors
 from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.core.names import natural_key
 from holdfast.merging.lora.adapter import TOKENS, Adapter, ModuleParts
+from holdfast.merging.lora.adapter_config import is_transposed
 from holdfast.merging.lora.weight_changes import (
     BiasChange,
     LowRankChange,
@@ -90,6 +91,7 @@ class _AdapterMatcher:
         self.changed: dict[str, ChangedWeight] = {}
         self.problems: list[str] = []
         self.unties = False
+        self._model_type = (base.config() or {}).get("model_type")
         self._by_key: Callable[[str], str] = str
 
     def add(self, adapter: Adapter) -> None:
@@ -198,16 +200,16 @@ class _AdapterMatcher:
             )
         first, second = parts.pop(names[0]), parts.pop(names[1])
         magnitude = parts.pop(_MAGNITUDE, None) if config.use_dora else None
-        is_transposed = embedding or config.fan_in_fan_out
-        self._check_product(adapter, module, own, weight, first, second, is_transposed=is_transposed)
-        outputs = weight.base.shape[1] if is_transposed else weight.rows
+        transposed = embedding or is_transposed(self._model_type, module, config.fan_in_fan_out)
+        self._check_product(adapter, module, own, weight, first, second, transposed=transposed)
+        outputs = weight.base.shape[1] if transposed else weight.rows
         if config.use_dora and (magnitude is None or magnitude.shape not in ((outputs,), (outputs, 1), (1, outputs))):
             shape = "none" if magnitude is None else list(magnitude.shape)
             raise Mismatch(
                 f"{adapter.path}: {module!r}: use_dora needs a lora_magnitude_vector of {outputs}, got {shape}"
             )
         scaling = config.scaling(module, adapter.weight)
-        change = LowRankChange(first, second, scaling, is_transposed, embedding, magnitude, weight.base)
+        change = LowRankChange(first, second, scaling, transposed, embedding, magnitude, weight.base)
         weight.changes.append(change)
 
     def _check_product(
@@ -219,7 +221,7 @@ class _AdapterMatcher:
         first: Recipe[Place],
         second: Recipe[Place],
         *,
-        is_transposed: bool,
+        transposed: bool,
     ) -> None:
         where = f"{adapter.path}: {module!r}"
         if weight.base.dtype.name not in _FLOATS:
@@ -231,7 +233,7 @@ class _AdapterMatcher:
             raise Unsupported(f"{where}: a tensor of the adapter is {odd}")
         rank = adapter.config.rank_of(module)
         rows, columns = weight.rows, weight.base.shape[1]
-        outputs, inputs = (columns, rows) if is_transposed else (rows, columns)
+        outputs, inputs = (columns, rows) if transposed else (rows, columns)
         if first.shape != (rank, inputs) or second.shape != (outputs, rank):
             raise Mismatch(
                 f"{where}: {', '.join(map(repr, own.keys.values()))} have the shapes {list(first.shape)} and "

@@ -29,7 +29,8 @@ from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.format import strictjson
 from holdfast.merging.donor_files import RECORD, with_fields
-from holdfast.merging.lora.adapter import Adapter, AdapterFile
+from holdfast.merging.lora.adapter import Adapter
+from holdfast.merging.lora.borrowed_files import BorrowedFile
 from holdfast.merging.lora.input_digests import DigestedFiles, file_digests
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
 from holdfast.merging.merge import Watch, unwatched
@@ -90,7 +91,7 @@ class PreparedLoraMerge:
             for number, (path, weight) in enumerate(zip(options.adapters, options.weights, strict=True))
         ]
         self.base = _open_base(options, self.adapters)
-        self.group_name, group = _base_group(self.base)
+        self.group_name, group = base_group(self.base)
         computed = ComputedTensors(self.base, _adapter_files(self.adapters))
         self.plan = plan_lora(self.base, group, self.adapters, computed)
         self.source = self._virtual_source(group, computed)
@@ -114,7 +115,7 @@ class PreparedLoraMerge:
     def _virtual_source(self, group: Group, computed: ComputedTensors) -> Foreign:
         """Return the base with merged weights in place of its own."""
         files = _adapter_files(self.adapters)
-        stored = [file for adapter in self.adapters for file in adapter.stored]
+        stored = [file for adapter in self.adapters for file in adapter.borrowed.stored]
         every = (*self.base.contents.files, *stored, *computed.stored_files())
         aliases = {} if self.plan.unties else group.aliases
         groups = {"model": replace(group, kind="module", tensors=self.plan.tensors, aliases=aliases)}
@@ -156,7 +157,7 @@ class PreparedLoraMerge:
         base = DigestedFiles(self.base, lock, tuple(sorted(used)))
         own = [
             DigestedFiles(
-                adapter.source, adapter.lock, tuple(sorted(file.file for file in adapter.virtual_files().values()))
+                adapter.source, adapter.lock, tuple(sorted(file.file for file in adapter.borrowed.virtual.values()))
             )
             for adapter in self.adapters
         ]
@@ -183,8 +184,8 @@ class PreparedLoraMerge:
         return (json.dumps(record, indent=2) + "\n").encode()
 
 
-def _adapter_files(adapters: Sequence[Adapter]) -> dict[str, AdapterFile]:
-    return {name: file for adapter in adapters for name, file in adapter.virtual_files().items()}
+def _adapter_files(adapters: Sequence[Adapter]) -> dict[str, BorrowedFile]:
+    return {name: file for adapter in adapters for name, file in adapter.borrowed.virtual.items()}
 
 
 def _is_tokenizer(name: str) -> bool:
@@ -204,7 +205,8 @@ def _open_base(options: LoraOptions, adapters: Sequence[Adapter]) -> Checkpoint:
     )
 
 
-def _base_group(base: Checkpoint) -> tuple[str, Group]:
+def base_group(base: Checkpoint) -> tuple[str, Group]:
+    """Return the group of the whole model, with its name. Raises NotFound unless there is one."""
     if isinstance(base, Foreign) and base.partial is not None:
         raise Unsupported(f"{base.path} cannot be merged: it is {base.partial}")
     groups = base.contents.groups

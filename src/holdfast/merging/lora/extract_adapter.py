@@ -1,0 +1,203 @@
+"""A LoRA adapter from a tuned model and its base: truncated SVD of every changed linear weight, the rest as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from holdfast.checkpoint.attempt import Attempt
+from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.commit import BlockReport
+from holdfast.convert.computed import ComputedTensors, rows_per_band
+from holdfast.convert.destination import DestinationFolder
+from holdfast.convert.open_source import open_source
+from holdfast.convert.publish_output import publish_output
+from holdfast.convert.run import stream_output
+from holdfast.convert.sinks import sink_named
+from holdfast.convert.sinks.base import SinkRequest
+from holdfast.core import limits, names
+from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
+from holdfast.core.ranks import SingleProcess
+from holdfast.core.terminal import Progress
+from holdfast.layout.box import Box
+from holdfast.merging.lora.adapter_config import MOST_RANK, is_transposed
+from holdfast.merging.lora.borrowed_files import borrow
+from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
+from holdfast.merging.lora.truncated_svd import FactorMatrix, LayerDifference, ThinFactors
+from holdfast.merging.merge import Watch, unwatched
+from holdfast.plan.contents import Contents, Group
+from holdfast.plan.files import Place
+from holdfast.plan.recipe import Recipe
+from holdfast.sources.foreign import Foreign, with_contents
+from holdfast.writer.messages import SaveStarted
+
+_FLOATS = ("bfloat16", "float16", "float32")
+_NOT_LINEAR = re.compile(r"(?:.*\.)?(?:\w*embed\w*|wte|wpe|\w*norm\w*|ln_\w+)(?:\.[0-9]+)?\.weight")
+_PREFIX = "base_model.model."
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractOptions:
+    """The base, the tuned model, and the rank of the adapter."""
+
+    base: str
+    tuned: str
+    rank: int
+    force: bool = False
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= MOST_RANK:
+            raise InvalidArgument(f"--rank {self.rank}: choose a rank from 1 to {MOST_RANK}")
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """The result. `errors` are relative, by key of the base; `saved` are the keys of tensors that are stored whole."""
+
+    path: str
+    rank: int
+    errors: Mapping[str, float]
+    saved: tuple[str, ...]
+    bytes: int
+    seconds: float
+
+
+class PreparedExtraction:
+    """Two opened models, compared, and the planned adapter."""
+
+    def __init__(self, options: ExtractOptions) -> None:
+        self.options = options
+        self.base, self.tuned = open_source(options.base), open_source(options.tuned)
+        (_, group), (_, other) = base_group(self.base), base_group(self.tuned)
+        borrowed = borrow(self.tuned, other, "tuned", threading.Lock())
+        _check_equal_keys(self.base, group, self.tuned, borrowed.tensors)
+        self.layers: dict[str, LayerDifference] = {}
+        self.saved: list[str] = []
+        computed = ComputedTensors(self.base, borrowed.virtual)
+        config = self.base.config() or {}
+        tensors = self._adapter_tensors(group, borrowed.tensors, computed, config.get("model_type"))
+        if not tensors:
+            raise NotFound(f"{self.tuned.path} has the weights of {self.base.path}: there is nothing to extract")
+        stored = (*self.base.contents.files, *borrowed.stored, *computed.stored_files())
+        contents = Contents({"model": Group(names.ADAPTER, tensors)}, stored)
+        self.source: Foreign = with_contents(self.base, contents, {}, {**borrowed.virtual, **computed.files})
+        side = {names.ADAPTER_CONFIG: self._config(config.get("model_type"))}
+        request = SinkRequest(limits.MAX_SHARD_BYTES, BLOCK_BYTES, side_files=side)
+        self.output = sink_named("hf")(Contents(contents.groups, ()), request)
+
+    def _adapter_tensors(
+        self, group: Group, tuned: Mapping[str, Recipe[Place]], computed: ComputedTensors, model_type: object
+    ) -> dict[str, Recipe[Place]]:
+        tensors: dict[str, Recipe[Place]] = {}
+        last: list[tuple[LayerDifference, ThinFactors]] = []
+        for key, before in group.tensors.items():
+            if _is_equal(before, tuned[key], computed):
+                continue
+            if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key):
+                self.saved.append(key)
+                tensors[f"{_PREFIX}{key}"] = tuned[key]
+                continue
+            if before.dtype.name not in _FLOATS:
+                raise Unsupported(
+                    f"{key!r} is {before.dtype.name}: an adapter is extracted from floating-point weights"
+                )
+            rank = min(self.options.rank, *before.shape)
+            module = key.removesuffix(".weight")
+            layer = LayerDifference(before, tuned[key], rank, is_transposed(model_type, module, False), last)
+            self.layers[key] = layer
+            for name, is_first in (("lora_A", True), ("lora_B", False)):
+                made = f"{_PREFIX}{module}.{name}.weight"
+                tensors[made] = computed.add(made, FactorMatrix(layer, is_first))
+        return tensors
+
+    def _config(self, model_type: object) -> bytes:
+        rank = self.options.rank
+        modules = [key.removesuffix(".weight") for key in self.layers]
+        ranks = {
+            re.escape(key.removesuffix(".weight")): layer.rank
+            for key, layer in self.layers.items()
+            if layer.rank != rank
+        }
+        fields = {
+            "alpha_pattern": ranks,
+            "base_model_name_or_path": self.options.base,
+            "bias": "none",
+            "fan_in_fan_out": is_transposed(model_type, "", False),
+            "inference_mode": True,
+            "lora_alpha": rank,
+            "lora_dropout": 0.0,
+            "modules_to_save": sorted({key.rpartition(".")[0] for key in self.saved}) or None,
+            "peft_type": "LORA",
+            "r": rank,
+            "rank_pattern": ranks,
+            "target_modules": modules,
+            "task_type": "CAUSAL_LM",
+        }
+        return (json.dumps(fields, indent=2) + "\n").encode()
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of the adapter's tensor file."""
+        return sum(file.plan.size for file in self.output.files)
+
+
+def _check_equal_keys(base: Checkpoint, group: Group, tuned: Checkpoint, tensors: Mapping[str, Recipe[Place]]) -> None:
+    problems = [f"{tuned.path} has no {key!r}" for key in group.tensors if key not in tensors]
+    problems += [f"{base.path} has no {key!r}" for key in tensors if key not in group.tensors]
+    for key, recipe in group.tensors.items():
+        if key in tensors and (recipe.shape, recipe.dtype) != (tensors[key].shape, tensors[key].dtype):
+            before, after = (f"{r.dtype.name}{list(r.shape)}" for r in (recipe, tensors[key]))
+            problems.append(f"{key!r} is {before} in {base.path}, and {after} in {tuned.path}")
+    if problems:
+        more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise Mismatch("the models do not fit together:\n  " + "\n  ".join(problems[:_SHOWN]) + more)
+
+
+def _is_equal(before: Recipe[Place], after: Recipe[Place], computed: ComputedTensors) -> bool:
+    """Compare two tensors, a band of rows at a time."""
+    if not before.shape:
+        return bool(computed.read(before, Box((), ())) == computed.read(after, Box((), ())))
+    width = 1
+    for size in before.shape[1:]:
+        width *= size
+    step = rows_per_band(width)
+    for begin in range(0, before.shape[0], step):
+        size = min(step, before.shape[0] - begin)
+        box = Box((begin, *(0,) * (len(before.shape) - 1)), (size, *before.shape[1:]))
+        if computed.read(before, box).tobytes() != computed.read(after, box).tobytes():
+            return False
+    return True
+
+
+def extract_adapter(
+    options: ExtractOptions, destination: str | os.PathLike[str], watch: Watch = unwatched
+) -> Extracted:
+    """Write a folder that `PeftModel.from_pretrained` opens. The destination appears atomically."""
+    start, ranks = time.monotonic(), SingleProcess()
+    target = DestinationFolder.at(destination)
+    target.check_free(force=options.force)
+    prepared = PreparedExtraction(options)
+    with ExitStack() as stack:
+        for source in (prepared.base, prepared.tuned):
+            target.check(source, force=options.force)
+            stack.enter_context(source.held())
+        progress: Progress = stack.enter_context(watch(prepared.total_bytes))
+
+        def write(attempt: Attempt) -> list[BlockReport]:
+            return stream_output(
+                prepared.source, prepared.output, BLOCK_BYTES, ranks, attempt, progress, verify=options.verify
+            )
+
+        begun = SaveStarted(None, ranks.world, prepared.total_bytes)
+        publish_output(prepared.output, target, ranks, write, begun, force=options.force)
+    errors = {key: layer.errors[0] for key, layer in prepared.layers.items()}
+    size = sum(target.storage.files(target.folder).values())
+    return Extracted(target.path, options.rank, errors, tuple(prepared.saved), size, time.monotonic() - start)

@@ -1,0 +1,125 @@
+"""Adapters extracted from tuned models: opened by PEFT, merged back, errors against the singular values."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from holdfast.core.errors import InvalidArgument, Mismatch, NotFound
+from holdfast.merging.lora.extract_adapter import ExtractOptions, extract_adapter
+from holdfast.merging.lora.merge_lora_call import merge_lora
+from holdfast.merging.lora.truncated_svd import thin_factors
+from tests.cli.calls import call
+from tests.merging.lora import adapters
+
+LAYER = "model.layers.0.self_attn.q_proj.weight"
+
+
+def tuned(base: Path, path: Path, rank: int, *more: str) -> Path:
+    """A model of which every linear weight was changed by a rank, and other tensors at random."""
+    torch.manual_seed(2)
+    model = adapters.opened(base)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if key.endswith(("_proj.weight", "c_attn.weight", "c_fc.weight")):
+                value.add_((torch.randn(value.shape[0], rank) @ torch.randn(rank, value.shape[1])) * 0.01)
+            elif key in more:
+                value.add_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(path)
+    return path
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(torch.arange(12)[None]).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_an_adapter_of_the_true_rank_is_the_tuned_model(tmp_path: Path, kind: str) -> None:
+    base = getattr(adapters, kind)(tmp_path / "base", torch.float32)
+    other = ("model.norm.weight",) if kind == "llama" else ("transformer.ln_f.weight", "transformer.ln_f.bias")
+    after = tuned(base, tmp_path / "tuned", 4, *other)
+    done = extract_adapter(ExtractOptions(str(base), str(after), 4), tmp_path / "adapter")
+    assert len(done.errors) == (14 if kind == "llama" else 8)
+    assert max(done.errors.values()) < 1e-4
+    assert set(done.saved) == set(other)
+    wanted = logits(adapters.opened(after))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft: Any = PeftModel.from_pretrained(adapters.opened(base), tmp_path / "adapter")
+    assert torch.allclose(logits(peft), wanted, atol=1e-4)
+    merge_lora(tmp_path / "adapter", tmp_path / "merged")
+    merged = adapters.opened(tmp_path / "merged")
+    assert torch.allclose(logits(merged), wanted, atol=1e-4)
+    for key in other:
+        assert torch.equal(merged.state_dict()[key], adapters.opened(after).state_dict()[key])
+
+
+def test_the_error_is_that_of_the_singular_values_left_out(tmp_path: Path) -> None:
+    base = adapters.llama(tmp_path / "base", torch.float32)
+    after = tuned(base, tmp_path / "tuned", 6)
+    done = extract_adapter(ExtractOptions(str(base), str(after), 2), tmp_path / "adapter")
+    difference = adapters.opened(after).state_dict()[LAYER] - adapters.opened(base).state_dict()[LAYER]
+    values = torch.linalg.svdvals(difference.double())
+    assert done.errors[LAYER] == pytest.approx(float(values[2:].norm() / values.norm()), rel=1e-4)
+    found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = f"base_model.model.{LAYER.removesuffix('.weight')}"
+    product = found[f"{name}.lora_B.weight"] @ found[f"{name}.lora_A.weight"]
+    assert float((difference - product).norm() / difference.norm()) == pytest.approx(done.errors[LAYER], rel=1e-4)
+
+
+@pytest.mark.full
+def test_a_large_matrix_is_decomposed_nearly_as_well(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    values = torch.cat([torch.linspace(3, 1, 8), torch.full((92,), 0.01)])
+    left, right = (torch.linalg.qr(torch.randn(size, 100))[0] for size in (2200, 2100))
+    matrix = (left * values) @ right.T
+    found = thin_factors(matrix, 8)
+    assert found.error == pytest.approx(float(values[8:].norm() / values.norm()), rel=1e-2)
+    again = thin_factors(matrix, 8)
+    assert torch.equal(found.first, again.first)
+
+
+def test_a_rank_beyond_a_matrix_is_its_own(tmp_path: Path) -> None:
+    base = adapters.llama(tmp_path / "base", torch.float32)
+    after = tuned(base, tmp_path / "tuned", 4)
+    extract_adapter(ExtractOptions(str(base), str(after), 120), tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["r"] == 120
+    assert set(config["rank_pattern"].values()) == {48, 96}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft: Any = PeftModel.from_pretrained(adapters.opened(base), tmp_path / "adapter")
+    assert torch.allclose(logits(peft), logits(adapters.opened(after)), atol=1e-4)
+
+
+def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    base = adapters.llama(tmp_path / "base")
+    with pytest.raises(NotFound, match="there is nothing to extract"):
+        extract_adapter(ExtractOptions(str(base), str(base), 4), tmp_path / "adapter")
+    other = tmp_path / "other"
+    other.mkdir()
+    save_file({"model.norm.weight": torch.ones(96)}, other / "model.safetensors")
+    with pytest.raises(Mismatch, match="do not fit together"):
+        extract_adapter(ExtractOptions(str(base), str(other), 4), tmp_path / "adapter")
+    with pytest.raises(InvalidArgument, match="--rank 0"):
+        ExtractOptions(str(base), str(other), 0)
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_the_command_prints_the_error_of_every_layer(tmp_path: Path) -> None:
+    base = adapters.llama(tmp_path / "base", torch.float32)
+    after = tuned(base, tmp_path / "tuned", 2, "model.norm.weight")
+    done = call("extract-lora", base, after, tmp_path / "adapter", "--rank", 2)
+    assert f"{LAYER}  0.0000\n" in done.output.replace("   ", "  ").replace("   ", "  ")
+    assert "stored whole: model.norm.weight\n" in done.output
+    fields = json.loads(call("extract-lora", base, after, tmp_path / "b", "--rank", 1, "--json").output)
+    assert 0.1 < fields["errors"][LAYER] < 0.9
