@@ -18,7 +18,7 @@ import holdfast
 from holdfast.storage.identity import IDENTITY
 from tests.dist.harness import run_ranks
 
-pytestmark = pytest.mark.sliced(3)
+pytestmark = pytest.mark.sliced(4)
 
 ROWS, COLUMNS = 1000, 257
 

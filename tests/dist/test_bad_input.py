@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 import holdfast
 from tests.dist.harness import run_ranks
 
-pytestmark = pytest.mark.sliced(3)
+pytestmark = pytest.mark.sliced(4)
 
 
 def sharded(value: float = 1.0, rows: int = 8) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from holdfast.writer.arena_card import captured_sets, read_cards
 from tests.dist.harness import Victims, run_ranks, tell_parent
 from tests.dist.test_background import weights
 
-pytestmark = pytest.mark.sliced(3)
+pytestmark = pytest.mark.sliced(4)
 
 
 def leftovers(root: Path) -> list[str]:

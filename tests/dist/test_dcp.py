@@ -13,7 +13,7 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS, local_values, plain, scramble
 
-pytestmark = pytest.mark.sliced(3)
+pytestmark = pytest.mark.sliced(4)
 
 FROM = ("fsdp-tp-2x2", "fsdp-3", "hsdp-2x2")
 

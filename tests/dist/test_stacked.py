@@ -17,7 +17,7 @@ import holdfast
 from tests.dist.harness import run_ranks
 from tests.dist.test_mapping import digests, fill
 
-pytestmark = pytest.mark.sliced(2)
+pytestmark = pytest.mark.sliced(4)
 
 EXPERTS, HIDDEN, WIDE, LAYERS = 5, 64, 48, 2
 

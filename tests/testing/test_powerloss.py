@@ -80,6 +80,7 @@ def test_synced_files_without_synced_folders_are_not_enough(tmp_path: Path) -> N
     assert outcome.count("missing") > 0
 
 
+@pytest.mark.full
 def test_synced_folders_without_synced_files_are_not_enough(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, lambda: commit(tmp_path, sync_files=False, sync_folders=True))
     assert outcome.count("corrupt") > 0
