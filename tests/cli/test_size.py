@@ -49,4 +49,20 @@ def test_wrong_calls(tmp_path):
     missing = process("size", tmp_path / "missing")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no such file or folder" in missing.stderr
-    assert process("size", tmp_path).returncode == 2
+
+
+def test_large_runs_are_printed_in_short(tmp_path):
+    import holdfast
+
+    experts = {f"e{n}": torch.nn.Linear(n + 1, 1, bias=False) for n in range(40)}
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(experts.values())})
+    holdfast.save(tmp_path / "made", {"model": model})
+    lines = call("size", tmp_path / "made", "--pp", 40, "--dp", 3).output.splitlines()
+    rows = [line for line in lines if line.count(" B ") > 4]
+    assert [row.split("  ")[0] for row in rows] == [f"{3 * n}-{3 * n + 2}" for n in range(24)]
+    assert "... and 16 more kinds of ranks; --json has every rank" in lines
+    assert "rank 117 needs the most on its device: 160 B" in lines
+    odd = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 5, bias=False)})
+    holdfast.save(tmp_path / "odd", {"model": odd, "value": 1})
+    text = call("size", tmp_path / "odd", "--dp", 5, "--tp", 2, "--zero", 3).output
+    assert "0-9 " in text

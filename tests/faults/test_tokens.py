@@ -25,7 +25,8 @@ def whole(copies: Callable[[str], Path]) -> Place:
     return Place(place.folder, "hf", files_of(place.folder / "made"))
 
 
-@pytest.mark.parametrize("number", [4, 10, 18])
+@pytest.mark.sliced(3)
+@pytest.mark.parametrize("number", [18, 4, 10])
 def test_a_resize_killed_at_a_system_call(copies: Callable[[str], Path], whole: Place, number: int) -> None:
     place = Place(copies("hf"), "hf", whole.made)
     acknowledged = killed(place, number)
@@ -33,7 +34,8 @@ def test_a_resize_killed_at_a_system_call(copies: Callable[[str], Path], whole: 
     assert judge(place, files_of(whole.folder / "source"), acknowledged, "slice") == SURVIVED
 
 
-@pytest.mark.parametrize("number", [3, 15])
+@pytest.mark.sliced(2)
+@pytest.mark.parametrize("number", [15, 3])
 def test_a_resize_on_a_full_disk(copies: Callable[[str], Path], whole: Place, number: int) -> None:
     place = Place(copies("hf"), "hf", whole.made)
     acknowledged = failing(errno.ENOSPC, place, number)

@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "flat-zero1-2": {"dp": 2, "zero": 1},
     "flat-zero1-3": {"dp": 3, "zero": 1},
 }
-QUICK = (("fsdp-tp-2x2", True),)
+QUICK = (("fsdp-2", True),)
 
 
 def on_disk(folder: Path, group: str = "") -> int:

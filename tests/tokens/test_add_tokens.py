@@ -18,6 +18,7 @@ IDS = [0, 3, 4, 5, 6, 7, 8, 1]
 NEW = ["<think>", "</think>"]
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])

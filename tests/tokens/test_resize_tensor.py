@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 IDS = [0, 3, 4, 5, 6, 7, 8, 1]
 NEW = ["<think>", "</think>"]
 LAYOUTS = {"fsdp": (2, 1), "tp": (1, 2), "fsdp-3": (3, 1), "fsdp-tp": (2, 2)}
-QUICK = ("fsdp-tp",)
+QUICK = ("fsdp",)
 DEADLINE_S = 200.0
 
 

@@ -39,6 +39,7 @@ def opened(path: Path) -> Any:
     return model.eval()
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_hub_folder_grows(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import click
 from holdfast.cli.render import clean, count, print_json, print_table, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.sizes.memory_plan import MemoryPlan
     from holdfast.sizes.rank_memory import RankMemory
 
@@ -20,6 +18,7 @@ _UNCOUNTED = (
     "not counted: activations, buffers of communication, the parameters that FSDP gathers for a layer, and what CUDA "
     "itself takes"
 )
+_MOST_ROWS, _MOST_RUNS = 24, 3
 
 
 @click.command("size", context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,31 +115,45 @@ def _number(parameters: int) -> str:
 
 
 def _print_ranks(plan: MemoryPlan) -> None:
-    """Print a row for each set of ranks with equal figures."""
-    columns: dict[str, Callable[[RankMemory], int | None]] = {
-        "parameters": lambda rank: rank.parameters,
-        f"{plan.precision.compute.name} copies" if plan.precision.compute else "copies": lambda rank: rank.copies,
-        "gradients": lambda rank: rank.gradients,
-        "masters": lambda rank: rank.masters,
-        "optimizer": lambda rank: rank.optimizer,
-        "on device": lambda rank: rank.device_bytes,
-        "arena of a save": lambda rank: rank.arena_bytes,
-        "restore reads": lambda rank: rank.restore.bytes,
-        "through": lambda rank: rank.restore.pinned_bytes,
-    }
-    alike: dict[tuple[str, ...], list[int]] = {}
+    """Print a row for each set of ranks with equal device memory, and the largest of their other figures."""
+    compute = plan.precision.compute
+    parts = ("parameters", "copies", "gradients", "masters", "optimizer", "device_bytes")
+    alike: dict[tuple[str, ...], list[RankMemory]] = {}
     for memory in plan.ranks:
-        sizes = (of(memory) for of in columns.values())
-        alike.setdefault(tuple("-" if size is None else size_text(size) for size in sizes), []).append(memory.rank)
-    rows = [[_ranges(ranks), *texts] for texts, ranks in alike.items()]
-    print_table(("ranks", *columns), rows, right=range(1, len(columns) + 1))
+        alike.setdefault(tuple(size_text(getattr(memory, part)) for part in parts), []).append(memory)
+    rows = []
+    for texts, members in alike.items():
+        arenas = [member.arena_bytes for member in members if member.arena_bytes is not None]
+        others = (
+            size_text(max(arenas)) if arenas else "-",
+            size_text(max(member.restore.bytes for member in members)),
+            size_text(max(member.restore.pinned_bytes for member in members)),
+        )
+        rows.append([_ranges([member.rank for member in members]), *texts, *others])
+    headers = (
+        "ranks",
+        "parameters",
+        f"{compute.name if compute else 'fp8'} copies",
+        "gradients",
+        "masters",
+        "optimizer",
+    )
+    headers = (*headers, "on device", "arena of a save", "restore reads", "through")
+    print_table(headers, rows[:_MOST_ROWS], right=range(1, len(headers)))
+    if len(rows) > _MOST_ROWS:
+        click.echo(f"... and {len(rows) - _MOST_ROWS} more kinds of ranks; --json has every rank")
+    most = plan.most
+    click.echo(f"rank {most.rank} needs the most on its device: {size_text(most.device_bytes)}")
 
 
 def _ranges(ranks: list[int]) -> str:
-    """Format rank numbers in order, with runs of neighbors as ranges: "0-3, 8"."""
+    """Format rank numbers in order, with runs of neighbors as ranges: "0-3, 8"; of many runs only the first."""
     ends = [at for at, (a, b) in enumerate(pairwise(ranks), 1) if b != a + 1]
     runs = [ranks[begin:end] for begin, end in pairwise([0, *ends, len(ranks)])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if len(texts) > _MOST_RUNS:
+        return f"{', '.join(texts[:_MOST_RUNS])}, ... ({len(ranks)} ranks)"
+    return ", ".join(texts)
 
 
 def _print_checkpoint(plan: MemoryPlan) -> None:
