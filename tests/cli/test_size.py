@@ -62,7 +62,9 @@ def test_large_runs_are_printed_in_short(tmp_path):
     assert [row.split("  ")[0] for row in rows] == [f"{3 * n}-{3 * n + 2}" for n in range(24)]
     assert "... and 16 more kinds of ranks; --json has every rank" in lines
     assert "rank 117 needs the most on its device: 160 B" in lines
-    odd = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 5, bias=False)})
-    holdfast.save(tmp_path / "odd", {"model": odd, "value": 1})
-    text = call("size", tmp_path / "odd", "--dp", 5, "--tp", 2, "--zero", 3).output
-    assert "0-9 " in text
+    uneven = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(2, 3, bias=False)})
+    holdfast.save(tmp_path / "uneven", {"model": uneven})
+    lines = call("size", tmp_path / "uneven", "--dp", 8, "--tp", 2).output.splitlines()
+    rows = [line for line in lines if line.count(" B ") > 4]
+    assert rows[0].startswith("0, 2, 4, ... (8 ranks)  ")
+    assert rows[1].startswith("1, 3, 5, ... (8 ranks)  ")

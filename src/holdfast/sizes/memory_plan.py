@@ -19,7 +19,7 @@ from holdfast.sizes.run_shape import RunShape
 from holdfast.sizes.run_spreads import RunSpreads
 from holdfast.sizes.saved_state import SavedState
 
-_MOST_RANKS = 64  # arenas of larger runs are planned for the first host of each stage
+_MOST_RANKS = 64  # arenas of larger runs are planned for the first rank of each stage
 _SHOWN_KEYS = 3
 
 
@@ -68,7 +68,7 @@ def plan_memory(
     bf16, fp16; for `compute` also fp8, fp8-row, fp8-block128, mxfp8, mxfp4, nvfp4, whose copies have scales).
     `optim` names the optimizer; without one the model is only held. Weights below fp32 have fp32 `masters` unless
     these are "none". `model_dtype`, `max_shard_size` and `block_bytes` are those of the Checkpointer. Arenas of saves
-    are planned for all `ranks`, or by default for at most 64: in a larger run for the first host of each stage.
+    are planned for all `ranks`, or by default for at most 64: in a larger run for the first rank of each stage.
 
     The checkpoint's files and the arenas come from the plan that a save makes; activations, buffers of
     communication and the parameters that FSDP gathers for a layer are not counted.
@@ -111,8 +111,7 @@ def _planned_ranks(shape: RunShape, ranks: Sequence[int] | None) -> list[int]:
         return sorted(set(ranks))
     if shape.world <= _MOST_RANKS:
         return list(range(shape.world))
-    firsts = (shape.stage_ranks(stage) for stage in range(shape.pp))
-    return [rank for stage in firsts for rank in stage[: shape.ranks_per_host]]
+    return [shape.stage_ranks(stage)[0] for stage in range(shape.pp)]
 
 
 def _notes(rules: PlacementRules, model: ModelTensors, shape: RunShape, planned: Sequence[int]) -> Iterator[str]:
