@@ -130,15 +130,9 @@ def _print_ranks(plan: MemoryPlan) -> None:
             size_text(max(member.restore.pinned_bytes for member in members)),
         )
         rows.append([_ranges([member.rank for member in members]), *texts, *others])
-    headers = (
-        "ranks",
-        "parameters",
-        f"{compute.name if compute else 'fp8'} copies",
-        "gradients",
-        "masters",
-        "optimizer",
-    )
-    headers = (*headers, "on device", "arena of a save", "restore reads", "through")
+    copies = f"{compute.name} copies" if compute else "copies"
+    headers = ["ranks", "parameters", copies, "gradients", "masters", "optimizer", "on device"]
+    headers += ["arena of a save", "restore reads", "through"]
     print_table(headers, rows[:_MOST_ROWS], right=range(1, len(headers)))
     if len(rows) > _MOST_ROWS:
         click.echo(f"... and {len(rows) - _MOST_ROWS} more kinds of ranks; --json has every rank")
