@@ -173,7 +173,7 @@ def test_tables_of_other_names_are_refused(tmp_path: Path) -> None:
         resize_vocab(tmp_path / "small", tmp_path / "large", ResizeOptions(size=20))
 
 
-def test_damage_is_found_in_what_only_the_mean_reads(tmp_path: Path) -> None:
+def test_damage_in_an_embedding_is_found(tmp_path: Path) -> None:
     holdfast.save(tmp_path / "step", trained())
     file = next((tmp_path / "step").glob("model-*.safetensors"))
     data = bytearray(file.read_bytes())
