@@ -1,12 +1,15 @@
 import os
 import re
+import shlex
 import subprocess
 import sys
 
+import click
 import pytest
 import torch
 
 import holdfast
+from holdfast.cli.main import _COMMANDS, cli
 from tests.cli.calls import call, process
 
 COMMANDS = ["ls", "show", "verify", "diff"]
@@ -25,6 +28,46 @@ def test_every_command_has_help_and_json(name, option):
     done = call(name, option)
     assert done.exit_code == 0
     assert "--json" in done.output
+
+
+def example_lines(help_text):
+    """The examples in a command's help: lines that begin with holdfast, without what is said of them."""
+    lines = [line.strip() for line in help_text.splitlines()]
+    return [re.split(r"  +", line)[0] for line in lines if re.match(r"(torchrun .* -m )?holdfast [a-z]", line)]
+
+
+@pytest.mark.parametrize("name", sorted(_COMMANDS))
+def test_every_command_has_an_example_whose_options_exist(name):
+    """Also runs the parser over every example, so that a renamed option cannot stay in a help text."""
+    command = cli.get_command(click.Context(cli), name)
+    examples = [line for line in example_lines(call(name, "--help").output) if f"holdfast {name}" in line]
+    assert examples, f"holdfast {name} --help has no example"
+    for line in examples:
+        arguments = shlex.split(line.partition(f"holdfast {name}")[2].partition(" | ")[0])
+        context = command.make_context(name, list(arguments), resilient_parsing=True)
+        assert not context.args, f"{line}: too many arguments"
+
+
+def test_the_examples_of_the_first_page_are_commands():
+    lines = example_lines(call("--help").output)
+    assert len(lines) > 8
+    assert {line.split()[1] for line in lines} <= set(_COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggestion"),
+    [
+        ("shwo", "Did you mean show?"),
+        ("list", "Did you mean ls?"),
+        ("Verify", "Did you mean verify?"),
+        ("chek", "Did you mean verify?"),
+        ("qqqq", "See holdfast --help."),
+    ],
+)
+def test_a_mistyped_command_gets_a_suggestion(typed, suggestion):
+    done = call(typed)
+    assert done.exit_code == 2
+    assert f"No such command {typed!r}. {suggestion}" in done.output
 
 
 def test_the_version_is_printed():

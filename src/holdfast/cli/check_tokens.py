@@ -7,10 +7,12 @@ from dataclasses import asdict
 import click
 
 from holdfast.cli.render import clean, count, print_json
+from holdfast.cli.steps import CheckpointPath, step_option
 
 
 @click.command("check-tokens", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("path", metavar="DIR")
+@click.argument("path", metavar="DIR", type=CheckpointPath())
+@step_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(path: str, as_json: bool) -> None:
     """Check that the tokenizer, the configs and the embeddings in DIR fit each other.
@@ -24,6 +26,10 @@ def command(path: str, as_json: bool) -> None:
     DIR is a Hugging Face folder, with weights or without, a Holdfast step that was saved with its
     tokenizer, or a run's root. Headers and small files are read, no tensor. Exit code 0: nothing
     was found. 1: something was found. 2: usage error, or no tokenizer.
+
+    \b
+    holdfast check-tokens Qwen2.5-7B
+    holdfast check-tokens runs/llama --step 40
     """
     from holdfast.tokens.check_folder import check
 

@@ -12,6 +12,7 @@ import click
 
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.render import clean, count, print_json, print_table, size_text
+from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.open_source import open_source
@@ -45,8 +46,9 @@ _HINTS = {
 
 
 @click.command("convert", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("source", metavar="SRC")
+@click.argument("source", metavar="SRC", type=CheckpointPath())
 @click.argument("destination", metavar="DST")
+@step_option
 @click.option("--map", "mapping", metavar="FILE|NAME", help="A mapping file, or the name of a built-in mapping.")
 @click.option("--reverse", is_flag=True, help="Apply the mapping in reverse.")
 @click.option(
@@ -125,7 +127,7 @@ def command(
     holdfast convert llama llama-fp8 --to hf --quantize fp8-block128
     torchrun --nproc-per-node 8 -m holdfast convert SRC DST
 
-    If SRC is a run's root, its newest step is converted. Tensors are streamed a few blocks at a
+    If SRC is a run's root, its newest step is converted, or --step. Tensors are streamed a few blocks at a
     time, and DST appears atomically. A mapping renames and reshapes tensors; the optimizer state
     follows its parameters. --dry-run shows what would be written and all problems. Exit code 0:
     success. 1: SRC is damaged, or a dry run found problems. 2: usage error.

@@ -29,6 +29,10 @@ def command(out: str, as_json: bool) -> None:
     with the result. OUT/demo.png shows the curves.
 
     Takes a few minutes on two cores. Requires torch, and transformers for the last part.
+
+    \b
+    holdfast demo
+    holdfast demo --out /tmp/demo
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from holdfast.demo.story import Story

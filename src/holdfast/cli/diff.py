@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.render import clean, count, open_path, print_json
+from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.core.errors import NotFound
 from holdfast.core.names import natural_key
 from holdfast.core.terminal import progress_bar
@@ -36,8 +37,9 @@ class Difference:
 
 
 @click.command("diff", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("first")
-@click.argument("second")
+@click.argument("first", type=CheckpointPath())
+@click.argument("second", type=CheckpointPath())
+@step_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--group", help="Compare this group only.")
 def command(first: str, second: str, as_json: bool, group: str | None) -> None:
@@ -45,6 +47,11 @@ def command(first: str, second: str, as_json: bool, group: str | None) -> None:
 
     Exit code 0 if the contents are equal, 1 if they differ. Files with equal recorded digests
     are not read. Use `holdfast verify` to check their bytes.
+
+    \b
+    holdfast diff runs/a/step-40 runs/a/step-50     two steps of a run
+    holdfast diff runs/a runs/b --step 40           the same step of two runs
+    holdfast diff runs/a runs/b --group model       the newest steps, only the model
     """
     one, two = open_path(first), open_path(second)
     if group is not None and group not in (*one.groups, *two.groups):

@@ -22,6 +22,10 @@ def command(root: str, as_json: bool) -> None:
 
     Steps that were set aside come last. Only manifests are read. A step with a damaged manifest
     is listed with the reason. Use `holdfast verify` to check the tensors.
+
+    \b
+    holdfast ls runs/llama
+    holdfast ls s3://bucket/runs/llama --json
     """
     storage = open_root(root)
     catalog = Catalog(storage)

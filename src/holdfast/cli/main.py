@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
 
 import click
 
+from holdfast.cli.completion import VARIABLE
 from holdfast.cli.render import clean
 from holdfast.core.errors import Damaged, HoldfastError
 from holdfast.version import __version__
@@ -28,8 +30,29 @@ _COMMANDS = {
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",
     "doctor": "Check this machine and a root before a run: what to change, and how.",
+    "completion": "Print the code that makes a shell complete commands and paths.",
     "train": "Train on any layout from a config; resumes automatically.",
     "demo": "Train, kill, resume on another layout, open with transformers.",
+}
+# What other tools call it.
+_SYNONYMS = {
+    "list": "ls",
+    "inspect": "show",
+    "info": "show",
+    "cat": "show",
+    "check": "verify",
+    "fsck": "verify",
+    "compare": "diff",
+    "export": "convert",
+    "average": "merge",
+    "prune": "gc",
+    "clean": "gc",
+    "rm": "gc",
+    "delete": "gc",
+    "memory": "arenas",
+    "watch": "top",
+    "monitor": "top",
+    "status": "top",
 }
 
 
@@ -46,6 +69,18 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; for a mistyped one, or the name that another tool has for it, suggest one."""
+        name = args[0]
+        if name in _COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        close = difflib.get_close_matches(name.lower(), [*_COMMANDS, *_SYNONYMS], n=2, cutoff=0.7)
+        names = dict.fromkeys(_SYNONYMS.get(match, match) for match in close)
+        hint = f" Did you mean {' or '.join(names)}?" if names else " See holdfast --help."
+        raise click.UsageError(f"No such command {clean(name)!r}.{hint}", ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
@@ -57,7 +92,8 @@ def cli() -> None:
     """Holdfast checkpoints the state of distributed training runs.
 
     A root holds checkpoints named step-N. Each is plain safetensors with a manifest. A path may
-    name a checkpoint, or a root for its newest step. Every command accepts --json.
+    name a checkpoint (step-40 means step 40), or a root for its newest step, or with --step N for
+    another. Every command that prints data accepts --json.
 
     \b
     holdfast ls runs/llama                 list the steps
@@ -80,6 +116,10 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line. A HoldfastError is printed in one line, without a traceback."""
+    if VARIABLE in os.environ:  # a shell asks for completions
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "holdfast", VARIABLE, os.environ[VARIABLE]))
     try:
         # Not cli(): it exits with 1 on a closed pipe, which here means a negative result.
         with cli.make_context("holdfast", sys.argv[1:]) as context:

@@ -11,6 +11,7 @@ import click
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.merge_adapters import merge_adapters
 from holdfast.cli.render import clean, count, print_json, size_text
+from holdfast.cli.steps import CheckpointPath
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
 from holdfast.core.terminal import progress_bar
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 
 @click.command("merge", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("models", metavar="MODEL...", nargs=-1)
+@click.argument("models", metavar="MODEL...", nargs=-1, type=CheckpointPath())
 @click.argument("destination", metavar="DST")
 @click.option("--config", metavar="FILE", help="A YAML or TOML file in place of models and options; mergekit's, too.")
 @click.option("--steps", metavar="N,N,...", help="MODEL is a run: merge these steps of it.")
 @click.option("--method", default="linear", show_default=True, help="How to merge; see the list above.")
 @click.option("--lora", "adapters", multiple=True, metavar="ADAPTER", help="Merge a LoRA adapter into MODEL. Repeat.")
-@click.option("--base", metavar="MODEL", help="The model that the others were trained from.")
+@click.option("--base", metavar="MODEL", type=CheckpointPath(), help="The model that the others were trained from.")
 @click.option("--weight", "weights", multiple=True, metavar="W", help="The weight of a model, in their order. Repeat.")
 @click.option("--density", "densities", multiple=True, metavar="D", help="The share of a model's changes to keep.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of the method. Repeat.")

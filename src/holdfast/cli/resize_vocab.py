@@ -9,13 +9,15 @@ import click
 
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.render import clean, count, print_json, size_text
+from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core.terminal import progress_bar
 
 
 @click.command("resize-vocab", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("source", metavar="SRC")
+@click.argument("source", metavar="SRC", type=CheckpointPath())
 @click.argument("destination", metavar="DST")
+@step_option
 @click.option("--size", required=True, type=click.IntRange(1), help="Rows of the resized vocabulary.")
 @click.option("--pad-to", type=click.IntRange(1), help="Round the rows up to a multiple of this number.")
 @click.option("--init", default="mean", show_default=True, help="New rows: the mean of the known tokens, or zero.")

@@ -11,6 +11,7 @@ import click
 from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.cli.shown_scales import ShownScales
+from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Foreign
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("path")
+@click.argument("path", type=CheckpointPath())
 @click.argument("key", required=False)
+@step_option
 @click.option("--group", help="Show this group only.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(path: str, key: str | None, group: str | None, as_json: bool) -> None:
@@ -31,6 +33,11 @@ def command(path: str, key: str | None, group: str | None, as_json: bool) -> Non
 
     PATH is a checkpoint, a root (its newest step is shown), or a checkpoint of another tool: a
     Hugging Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint.
+
+    \b
+    holdfast show runs/llama                            the newest step
+    holdfast show runs/llama --step 40                  step 40; also runs/llama/step-40
+    holdfast show runs/llama model.embed_tokens.weight  one tensor, with its values
     """
     checkpoint: Checkpoint = open_path(path)
     if key is not None and key in checkpoint.state and key not in set(checkpoint.keys()):

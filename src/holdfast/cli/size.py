@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.render import clean, count, print_json, print_table, size_text
+from holdfast.cli.steps import CheckpointPath, step_option
 
 if TYPE_CHECKING:
     from holdfast.sizes.memory_plan import MemoryPlan
@@ -22,7 +23,8 @@ _MOST_ROWS, _MOST_RUNS = 24, 3
 
 
 @click.command("size", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("source", metavar="DIR_OR_CONFIG")
+@click.argument("source", metavar="DIR_OR_CONFIG", type=CheckpointPath())
+@step_option
 @click.option("--dp", default=1, show_default=True, help="Data-parallel ranks.")
 @click.option("--tp", default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--pp", default=1, show_default=True, help="Pipeline stages.")

@@ -31,6 +31,10 @@ def command(root: str, interval: float, once: bool, as_json: bool) -> None:
 
     Works on any host that can read ROOT, without contact to the run: only the writers' notes
     under ROOT are read. Waits for a ROOT that does not exist yet. Ctrl-C exits.
+
+    \b
+    holdfast top runs/llama
+    holdfast top runs/llama --once      print the state once, for a script
     """
     is_live = not (once or as_json) and sys.stdout.isatty()
     storage = shared_storage_at(root)

@@ -10,6 +10,7 @@ import click
 from holdfast.checkpoint.catalog import Committed, committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.cli.render import clean, count, is_file, open_path, print_json, size_text
+from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.core.errors import NotFound, Untrusted
 from holdfast.core.names import MANIFEST
 from holdfast.core.terminal import progress_bar
@@ -17,13 +18,18 @@ from holdfast.storage import Storage, is_checkpoint, storage_at
 
 
 @click.command("verify", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("path")
+@click.argument("path", type=CheckpointPath())
+@step_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(path: str, as_json: bool) -> None:
     """Read every byte of the checkpoint at PATH and check every digest.
 
     If PATH is a root, all its steps are verified. Exit code 0 if everything is good, 1 if
     anything is damaged. All damage is reported, with the affected tensors.
+
+    \b
+    holdfast verify runs/llama              all steps
+    holdfast verify runs/llama --step 40    step 40 only; also runs/llama/step-40
     """
     root = storage_at(path)
     steps = [] if is_file(path) or is_checkpoint(root) else committed_steps(root)
