@@ -43,7 +43,7 @@ def test_every_command_has_an_example_whose_options_exist(name):
     examples = [line for line in example_lines(call(name, "--help").output) if f"holdfast {name}" in line]
     assert examples, f"holdfast {name} --help has no example"
     for line in examples:
-        arguments = shlex.split(line.partition(f"holdfast {name}")[2].partition(" | ")[0])
+        arguments = shlex.split(line.partition(f"holdfast {name}")[2].removesuffix("| source"))
         context = command.make_context(name, list(arguments), resilient_parsing=True)
         assert not context.args, f"{line}: too many arguments"
 
