@@ -20,7 +20,7 @@ _SHORT = re.compile(r"(?P<root>.*/)?step-(?P<step>[0-9]{1,18})(?P<options>/?(?:\
 _LISTED = 8  # steps named in an error
 
 
-class CheckpointPath(click.ParamType):  # type: ignore[type-arg]  (generic from click 8.3 on)
+class CheckpointPath(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on
     """The path of a checkpoint or of a root. `step-40` means the folder of step 40; `--step` chooses one of a root."""
 
     name = "path"
