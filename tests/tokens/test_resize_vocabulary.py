@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 
 import holdfast
 from holdfast.core.errors import Damaged, InvalidArgument, NotFound, Unsupported
+from holdfast.format.dtypes import dtype_named
+from holdfast.format.safetensors import TensorEntry, encode_header
 from holdfast.tokens import ResizeOptions, resize_vocab
 from tests.cli.calls import call
 from tests.dist.harness import run_ranks
@@ -229,3 +233,41 @@ def test_several_ranks_write_the_same_bytes(tmp_path: Path) -> None:
     )
     assert one == ranks
     assert len(one) > 4
+
+
+_WATCHED = """
+import sys, threading
+from holdfast.tokens.resize_vocabulary import ResizeOptions, resize_vocab
+
+def anonymous():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10
+
+before, most, done = anonymous(), [0], threading.Event()
+
+def watch():
+    while not done.wait(0.002):
+        most[0] = max(most[0], anonymous())
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+resize_vocab(sys.argv[1], sys.argv[2], ResizeOptions(size=int(sys.argv[3])))
+done.set()
+watcher.join()
+print(most[0] - before)
+"""
+
+
+@pytest.mark.full
+def test_memory_does_not_depend_on_the_table(tmp_path: Path) -> None:
+    grown = []
+    for rows in (16_384, 131_072):  # 32 MB and 256 MB
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        size = rows * 1024 * 2
+        entry = TensorEntry("model.embed_tokens.weight", dtype_named("bfloat16"), (rows, 1024), 0, size)
+        (folder / "model.safetensors").write_bytes(encode_header([entry]) + bytes(size))
+        (folder / "config.json").write_text(json.dumps({"vocab_size": rows}))
+        command = [sys.executable, "-c", _WATCHED, str(folder), str(tmp_path / f"made-{rows}"), str(rows + 4096)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        grown.append(int(done.stdout))
+    assert grown[1] < grown[0] + 50 * 1000**2, grown
