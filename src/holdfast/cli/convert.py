@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from holdfast.cli.launched import report_on_first_rank
-from holdfast.cli.render import clean, count, print_json, print_table, size_text
+from holdfast.cli.render import clean, count, print_json, print_table, size_text, written_text
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
@@ -199,9 +199,7 @@ def _print_result(done: Converted, *, as_json: bool, loadable: bool) -> None:
         return
     for note in done.notes:
         click.echo(clean(f"note: {note}"))
-    rate = size_text(done.bytes / max(done.seconds, 1e-9))
-    written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
-    click.echo(clean(f"wrote {done.path}: {written}"))
+    click.echo(clean(f"wrote {done.path}: {written_text(done)}"))
     if loadable and done.format in _HINTS:
         click.echo(clean(f"open it with: {_HINTS[done.format].format(path=done.path)}"))
 

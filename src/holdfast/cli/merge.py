@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.merge_adapters import merge_adapters
-from holdfast.cli.render import clean, count, print_json, size_text
+from holdfast.cli.render import clean, count, print_json, size_text, written_text
 from holdfast.cli.steps import CheckpointPath
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
@@ -252,7 +252,5 @@ def _print_result(done: Any, *, as_json: bool) -> None:
         return
     for note in done.notes:
         click.echo(clean(f"note: {note}"))
-    rate = size_text(done.bytes / max(done.seconds, 1e-9))
-    written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
-    click.echo(clean(f"wrote {done.path}: {count(done.tensors, 'tensor')} by {done.method}, {written}"))
+    click.echo(clean(f"wrote {done.path}: {count(done.tensors, 'tensor')} by {done.method}, {written_text(done)}"))
     click.echo(clean(f'open it with: AutoModelForCausalLM.from_pretrained("{done.path}")'))

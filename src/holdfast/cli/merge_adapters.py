@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.render import clean, count, print_json, size_text
+from holdfast.cli.render import clean, count, print_json, written_text
 from holdfast.convert.torchrun_ranks import launched_ranks
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.terminal import progress_bar
@@ -77,8 +77,6 @@ def _print_result(done: Any, *, as_json: bool) -> None:
         return
     for note in done.notes:
         click.echo(clean(f"note: {note}"))
-    rate = size_text(done.bytes / max(done.seconds, 1e-9))
     changed = f"{len(done.changed)} of {count(done.tensors, 'tensor')} changed by {count(done.adapters, 'adapter')}"
-    written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
-    click.echo(clean(f"wrote {done.path}: {changed}, {written}"))
+    click.echo(clean(f"wrote {done.path}: {changed}, {written_text(done)}"))
     click.echo(clean(f'open it with: AutoModelForCausalLM.from_pretrained("{done.path}")'))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -27,13 +27,33 @@ __all__ = [
     "print_table",
     "size_text",
     "with_deadline",
+    "written_text",
 ]
 _DEADLINE_S = 20
+
+
+class Written(Protocol):
+    """What a command wrote: its files, their bytes, and the seconds that it took."""
+
+    @property
+    def files(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 def count(number: int, noun: str) -> str:
     """Format a number with its noun: "1 file", "3 files"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def written_text(done: Written) -> str:
+    """Format what was written: "2 files, 1.20 GB in 3.0 s (400.00 MB/s)"."""
+    rate = size_text(done.bytes / max(done.seconds, 1e-9))
+    return f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
 
 
 def print_json(value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli.launched import report_on_first_rank
-from holdfast.cli.render import clean, count, print_json, size_text
+from holdfast.cli.render import clean, print_json, written_text
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
 from holdfast.core.terminal import progress_bar
@@ -84,6 +84,4 @@ def command(
             return
         for note in done.notes:
             click.echo(clean(f"note: {note}"))
-        rate = size_text(done.bytes / max(done.seconds, 1e-9))
-        written = f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
-        click.echo(clean(f"wrote {done.path}: {written}"))
+        click.echo(clean(f"wrote {done.path}: {written_text(done)}"))
