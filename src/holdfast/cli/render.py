@@ -33,7 +33,7 @@ _DEADLINE_S = 20
 
 
 class Written(Protocol):
-    """What a command wrote: its files, their bytes, and the seconds that it took."""
+    """The output of a command: its files, their bytes, and the seconds that it took."""
 
     @property
     def files(self) -> int: ...
@@ -51,7 +51,7 @@ def count(number: int, noun: str) -> str:
 
 
 def written_text(done: Written) -> str:
-    """Format what was written: "2 files, 1.20 GB in 3.0 s (400.00 MB/s)"."""
+    """Format the output of a command: "2 files, 1.20 GB in 3.0 s (400.00 MB/s)"."""
     rate = size_text(done.bytes / max(done.seconds, 1e-9))
     return f"{count(done.files, 'file')}, {size_text(done.bytes)} in {done.seconds:.1f} s ({rate}/s)"
 
