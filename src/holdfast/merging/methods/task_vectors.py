@@ -105,16 +105,17 @@ class TaskVectors(MergeMethod):
 def _all(deltas: Sequence[torch.Tensor], weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of the deltas and of the weights."""
     divisor = weights.reshape(-1, 1).sum(dim=0)
-    divisor[divisor.abs() < _LEAST_DIVISOR] = 1
+    divisor.masked_fill_(divisor.abs() < _LEAST_DIVISOR, 1)
     return _sum(deltas), divisor
 
 
 def _agreeing(deltas: Sequence[torch.Tensor], weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return, for each element, the sum of the deltas with the sign of the majority, and of their weights."""
     positive = _sum(deltas) >= 0
-    masks = [torch.where(positive, delta > 0, delta < 0) for delta in deltas]
+    negative = ~positive
+    masks = [((delta > 0) & positive) | ((delta < 0) & negative) for delta in deltas]  # faster than where
     divisor = _sum([weight * mask for weight, mask in zip(weights, masks, strict=True)])
-    divisor[divisor == 0] = 1
+    divisor.masked_fill_(divisor == 0, 1)
     return _sum([delta.mul_(mask) for delta, mask in zip(deltas, masks, strict=True)]), divisor
 
 
