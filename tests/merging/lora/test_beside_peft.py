@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from holdfast.convert.computed import rows_per_band
 from holdfast.merging.lora.merge_lora_call import merge_lora
+from holdfast.merging.merge_stream import one_thread_per_operation
 from tests.merging.lora import adapters
 
 LINEAR = ["q_proj", "k_proj", "o_proj", "gate_proj", "down_proj"]
@@ -165,10 +167,9 @@ def test_the_merged_model_generates_what_peft_generates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1000, 700), (4099, 300), (130, 9000), (64, 64), (17, 5000)])
 @pytest.mark.parametrize("rank", [1, 8, 64, 300])
 def test_products_in_bands_have_the_bits_of_whole_products(shape: tuple[int, int], rank: int) -> None:
-    from holdfast.convert.computed import rows_per_band
-
     torch.manual_seed(0)
     first, second = torch.randn(rank, shape[1]), torch.randn(shape[0], rank)
     whole, step = second @ first, rows_per_band(shape[1], 16)
-    for begin in range(0, shape[0], step):
-        assert torch.equal(second[begin : begin + step] @ first, whole[begin : begin + step])
+    with one_thread_per_operation():
+        for begin in range(0, shape[0], step):
+            assert torch.equal(second[begin : begin + step] @ first, whole[begin : begin + step])

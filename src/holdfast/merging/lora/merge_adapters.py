@@ -34,6 +34,7 @@ from holdfast.merging.lora.borrowed_files import BorrowedFile
 from holdfast.merging.lora.input_digests import DigestedFiles, file_digests
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
 from holdfast.merging.merge import Watch, unwatched
+from holdfast.merging.merge_stream import one_thread_per_operation
 from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.version import __version__
@@ -147,9 +148,10 @@ class PreparedLoraMerge:
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
         self._record = self._written_record(file_digests(self._digested(), ranks))
-        return stream_output(
-            self.source, self.output, BLOCK_BYTES, ranks, attempt, progress, verify=self.options.verify
-        )
+        with one_thread_per_operation():
+            return stream_output(
+                self.source, self.output, BLOCK_BYTES, ranks, attempt, progress, verify=self.options.verify
+            )
 
     def _digested(self) -> list[DigestedFiles]:
         lock = threading.Lock()
