@@ -140,3 +140,17 @@ def test_a_hundred_checkpoints_are_listed_in_a_fraction_of_a_second(run, tmp_pat
         assert (done.returncode, len(done.stdout.splitlines())) == (0, 101)
         assert "DAMAGED" not in done.stdout
     assert min(seconds) < 0.4
+
+
+def test_metrics_have_a_column_each(tmp_path):
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"note": 1}).result()
+        checkpointer.save(2, {"note": 2}, metrics={"loss": 1.23456789, "accuracy": 0.5}).result()
+        checkpointer.save(3, {"note": 3}, metrics={"loss": 100.0}).result()
+    call("tag", tmp_path, "best", "--step", 2)
+    head, *rows = call("ls", tmp_path).output.splitlines()
+    assert head.split()[-3:] == ["loss", "accuracy", "notes"]
+    assert rows[1].split()[-4:] == ["1.23457", "0.5", "tag", "best"]
+    assert rows[2].split()[-1] == "100"
+    assert not rows[0].endswith(("100", "0.5"))
+    assert rows[2].rindex("100") + 3 == head.index("loss") + 4 == rows[1].index("1.23457") + 7

@@ -145,3 +145,25 @@ def test_a_key_that_is_not_there_names_its_likes(step):
     assert "did you mean 0.weight?" in str(call("show", step, "module.0.weight").exception)
     assert "did you mean" in str(call("show", step, "0.wieght", "--group", "model").exception)
     assert "did you mean" not in str(call("show", step, "zzz").exception)
+
+
+def test_layers_that_are_alike_are_printed_once_unless_all_are_wanted(tmp_path):
+    layers = {f"layers.{n}.mlp.weight": np.ones((4, 4), np.float32) for n in range(12)}
+    layers["layers.7.mlp.weight"] = np.ones((4, 5), np.float32)
+    safetensors.numpy.save_file(layers | {"head.weight": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    lines = call("show", tmp_path).output.splitlines()
+    assert lines[lines.index("  layers") + 1 :] == [
+        "    0-6  (7 alike)",
+        "      mlp",
+        "        weight  float32[4, 4]  64 B",
+        "    7",
+        "      mlp",
+        "        weight  float32[4, 5]  80 B",
+        "    8-11  (4 alike)",
+        "      mlp",
+        "        weight  float32[4, 4]  64 B",
+    ]
+    everything = call("show", tmp_path, "--all").output
+    assert " alike)" not in everything
+    assert everything.count("weight  float32") == 13
+    assert len(json.loads(call("show", tmp_path, "--json").output)["groups"]["model"]["tensors"]) == 13

@@ -13,6 +13,8 @@ from holdfast.cli.render import clean, count, open_root, print_json, print_table
 from holdfast.core.names import set_aside_kind
 from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 
+_METRICS = 6  # columns; --json has all
+
 
 @click.command("ls", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("root")
@@ -20,7 +22,8 @@ from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 def command(root: str, as_json: bool) -> None:
     """List the checkpoints under ROOT, oldest first.
 
-    Steps that were set aside come last. Only manifests are read. A step with a damaged manifest
+    Metrics that were saved with a step have a column each; tags are in the notes. Steps that were
+    set aside come last. Only manifests are read. A step with a damaged manifest
     is listed with the reason. Use `holdfast verify` to check the tensors.
 
     \b
@@ -38,8 +41,10 @@ def command(root: str, as_json: bool) -> None:
     if not steps and not aside:
         click.echo(f"no checkpoints under {clean(root)}{_hint(root, storage)}")
         return
-    headers = ["step", "size", "written", "by", "groups", *(["notes"] if notes else [])]
-    print_table(headers, [_row(entry, notes) for entry in (*steps, *aside)], right=(0, 1))
+    metrics = list(dict.fromkeys(name for entry in (*steps, *aside) for name in _metrics(entry)))[:_METRICS]
+    headers = ["step", "size", "written", "by", "groups", *metrics, *(["notes"] if notes else [])]
+    rows = [_row(entry, notes, metrics) for entry in (*steps, *aside)]
+    print_table(headers, rows, right=(0, 1, *range(5, 5 + len(metrics))))
 
 
 def _hint(root: str, storage: Storage) -> str:
@@ -69,9 +74,17 @@ def _notes(storage: Storage, steps: list[Committed], aside: list[Committed]) -> 
     return notes
 
 
-def _row(entry: Committed, notes: Mapping[str, list[str]]) -> list[str]:
+def _metrics(entry: Committed) -> dict[str, float]:
+    """Return the metrics of a step that have a value."""
+    metrics = {} if entry.manifest is None else entry.manifest.metrics
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
+def _row(entry: Committed, notes: Mapping[str, list[str]], metrics: list[str]) -> list[str]:
     manifest = entry.manifest
-    cells = [", ".join(notes.get(entry.folder, ()))] if notes else []
+    found = _metrics(entry)
+    cells = [f"{found[name]:.6g}" if name in found else "" for name in metrics]
+    cells += [", ".join(notes.get(entry.folder, ()))] if notes else []
     if manifest is None:
         return [str(entry.step), "", "", "", f"{entry.problem_label}: {entry.problem}", *cells]
     world = manifest.writer.get("world", 0)

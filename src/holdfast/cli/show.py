@@ -12,6 +12,7 @@ from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
+from holdfast.cli.tensor_tree import TreeRow, tree_lines
 from holdfast.core.names import natural_key
 from holdfast.sources.foreign import Foreign
 
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
 @click.argument("key", required=False)
 @step_option
 @click.option("--group", help="Show this group only.")
+@click.option("--all", "unfold", is_flag=True, help="Print every layer, also those that are alike.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(path: str, key: str | None, group: str | None, as_json: bool) -> None:
+def command(path: str, key: str | None, group: str | None, unfold: bool, as_json: bool) -> None:
     """Show the contents of the checkpoint at PATH, or one KEY with its values.
 
-    KEY is the key of a tensor, or the name of a value in state.json.
+    KEY is the key of a tensor, or the name of a value in state.json. Layers that are alike are
+    printed once, as 0-31; --all prints each.
 
     PATH is a checkpoint, a root (its newest step is shown), or a checkpoint of another tool: a
     Hugging Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint.
@@ -54,7 +57,7 @@ def command(path: str, key: str | None, group: str | None, as_json: bool) -> Non
         return
     _print_head(checkpoint)
     for name in chosen:
-        _print_group(checkpoint, name)
+        _print_group(checkpoint, name, unfold=unfold)
     _print_values(checkpoint)
 
 
@@ -137,7 +140,7 @@ def _plan_text(plan: dict[str, Any]) -> str:
     return f"holdfast.spmd: {roles}, {size_text(moved) if type(moved) is int else '?'} moved per rank and batch"
 
 
-def _print_group(checkpoint: Checkpoint, group: str) -> None:
+def _print_group(checkpoint: Checkpoint, group: str, *, unfold: bool) -> None:
     record = checkpoint.manifest.groups[group]
     keys = sorted(checkpoint.contents.groups[group].tensors, key=natural_key)
     dtypes: Counter[str] = Counter()
@@ -150,19 +153,16 @@ def _print_group(checkpoint: Checkpoint, group: str) -> None:
     scales = ShownScales.of(checkpoint, group)
     for line in scales.lines():
         click.echo("  " + clean(line))
-    printed: list[str] = []
-    for key in keys:
-        *folders, leaf = key.split(".")
-        common = 0
-        while common < min(len(printed), len(folders)) and printed[common] == folders[common]:
-            common += 1
-        for depth in range(common, len(folders)):
-            click.echo("  " * (depth + 1) + clean(folders[depth]))
-        printed = folders
-        dtype, shape, size = _tensor(checkpoint, group, key)
-        click.echo("  " * (len(folders) + 1) + f"{clean(leaf)}  {dtype}{shape}  {size_text(size)}{scales.suffix(key)}")
+    rows = [_tree_row(checkpoint, group, key, scales) for key in keys]
+    for line in tree_lines(rows, unfold=unfold):
+        click.echo(clean(line))
     for alias, key in record.aliases.items():
         click.echo(f"  {clean(alias)} is tied to {clean(key)}")
+
+
+def _tree_row(checkpoint: Checkpoint, group: str, key: str, scales: ShownScales) -> TreeRow:
+    dtype, shape, size = _tensor(checkpoint, group, key)
+    return TreeRow(key, f"{dtype}{shape}", size, scales.suffix(key))
 
 
 def _print_values(checkpoint: Checkpoint) -> None:
