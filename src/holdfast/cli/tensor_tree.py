@@ -62,14 +62,13 @@ def _times(names: Sequence[str]) -> str:
 def _entries(node: TreeNode, unfold: bool) -> Iterator[tuple[list[str], TreeNode]]:
     """Yield the names of each entry with their node: consecutive numbers that look alike are one entry."""
     numbered = enumerate(node.below.items())
-    for _, members in groupby(numbered, lambda member: _entry_key(*member, unfold)):
+    for _, members in groupby(numbered, lambda member: _entry_key(member[0], *member[1], unfold)):
         found = [item for _, item in members]
         yield [name for name, _ in found], found[0][1]
 
 
-def _entry_key(position: int, item: tuple[str, TreeNode], unfold: bool) -> object:
+def _entry_key(position: int, name: str, node: TreeNode, unfold: bool) -> object:
     """Return what neighbors of one entry have in common: the way they look, and numbers that count up."""
-    name, node = item
     if unfold or not (name.isascii() and name.isdigit()):
         return position
     return (int(name) - position, _shape(node))
