@@ -22,6 +22,7 @@ from holdfast.core.errors import (
     Unsupported,
     Untrusted,
 )
+from holdfast.core.torch_needed import torch_missing
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
@@ -110,7 +111,12 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"holdfast.{name}")
     module, attribute = _HOMES[name]
-    value = getattr(importlib.import_module(module), attribute)
+    try:
+        value = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise Unsupported(torch_missing(f"holdfast.{name}")) from None
+        raise
     globals()[name] = value
     return value
 

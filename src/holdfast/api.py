@@ -15,6 +15,7 @@ from holdfast.core.names import folder_step
 from holdfast.core.ranks import raise_on_all_ranks, run_on_all_ranks
 from holdfast.core.warnings import warn
 from holdfast.engine.blocking_save import BlockingSaver
+from holdfast.engine.caller_ranks import ranks_of_call
 from holdfast.engine.extra_files import ExtraFiles, read_files
 from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
@@ -61,9 +62,7 @@ def save(
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
     """
-    from holdfast.adapters.comm import current_ranks
-
-    ranks = current_ranks(deadline_s)
+    ranks = ranks_of_call("holdfast.save", deadline_s)
     made: list[tuple[BlockingSaver, str, Mapping[str, bytes]]] = []
 
     def prepare() -> None:
@@ -134,9 +133,7 @@ def load(
     else on torch's default device; their modules compute buffers that no checkpoint holds. No tensor is changed
     before everything is known to fit.
     """
-    from holdfast.adapters.comm import current_ranks
-
-    ranks = current_ranks(parse_seconds(deadline_s, "deadline_s"))
+    ranks = ranks_of_call("holdfast.load", parse_seconds(deadline_s, "deadline_s"))
 
     def check() -> LoadOptions:
         check_progress(progress)

@@ -18,6 +18,7 @@ from holdfast.core.errors import HoldfastError, InvalidArgument, StorageError, U
 from holdfast.core.events import Event, Listener, log_event, safe_listener
 from holdfast.core.ranks import Ranks, raise_on_all_ranks
 from holdfast.core.warnings import PendingWarnings, warn
+from holdfast.engine.caller_ranks import ranks_of_call
 from holdfast.engine.extra_files import ExtraFiles
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import (
@@ -394,6 +395,4 @@ class Checkpointer:
         return Unsupported(f"the Checkpointer of {self.storage.name} is closed")
 
     def _ranks(self) -> Ranks:
-        from holdfast.adapters.comm import current_ranks
-
-        return current_ranks(self._deadline_s)
+        return ranks_of_call("a Checkpointer", self._deadline_s)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.train import _notice
 from holdfast.core.errors import InvalidArgument
 from tests.cli.calls import call
 
@@ -47,16 +49,43 @@ def test_what_is_refused_has_no_traceback():
     assert "Traceback" not in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "text"),
+    [
+        ("evaluated", {"loss": 2.5, "tokens": 9}, "step 7  evaluation loss 2.5000"),
+        ("evaluated", {"loss": 2.5, "ema_loss": 2.25}, "step 7  evaluation loss 2.5000, of the average 2.2500"),
+        ("failed", {"seconds": 0.0, "detail": "disk\x1b full"}, "step 7  NOT SAVED: disk\\x1b full"),
+        ("skipped", {"seconds": 0.0, "detail": "busy"}, "step 7  save skipped: busy"),
+        ("resumed", {"layout": "tp=2"}, ""),
+    ],
+)
+def test_lines_about_evaluations_and_saves(name, values, text):
+    assert _notice(name, 7, values) == text
+
+
 @pytest.mark.timeout(500)
 def test_trains_on_two_ranks_and_goes_on_with_one(tmp_path: Path):
-    few = ["--set", f"train.folder={tmp_path}", "--set", "train.evaluate_every=0"]
+    few = ["--set", f"train.folder={tmp_path}", "--set", "data.evaluation_samples=4"]
     two = ["--set", "layout.tp=2", "--nproc", "2"]
-    first = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=3", *two, "--json")
+    first = train(
+        str(EXAMPLES / "dense-tiny.toml"),
+        *few,
+        "--set",
+        "train.steps=3",
+        "--set",
+        "train.evaluate_every=0",
+        *two,
+        "--json",
+    )
     assert first.returncode == 0, first.stderr
     *steps, outcome = (json.loads(line) for line in first.stdout.splitlines())
     assert [(step["step"], step["consumed_samples"]) for step in steps] == [(1, 16), (2, 32), (3, 48)]
     assert outcome == {"outcome": {"step": 3, "resumed_from": 0, "preempted": False}}
-    second = train(str(EXAMPLES / "dense-tiny.toml"), *few, "--set", "train.steps=4")
+    evaluated = ["--set", "train.evaluate_every=4"]
+    second = train(str(EXAMPLES / "dense-tiny.toml"), *few, *evaluated, "--set", "train.steps=4")
     assert second.returncode == 0, second.stderr
+    assert re.search(r"^step 4  evaluation loss \d+\.\d{4}", second.stdout, re.MULTILINE)
+    assert re.search(r"^step 4  saving in the background: the loop waited [\d.]+ ms$", second.stdout, re.MULTILINE)
+    assert re.search(r"^step 4  saved in \d+\.\d\d s$", second.stdout, re.MULTILINE)
     assert "step 4 of 4, resumed at step 3" in second.stdout
     assert (tmp_path / "curve.png").exists()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.render import print_json
+from holdfast.core.torch_needed import require_torch
 
 if TYPE_CHECKING:
     from holdfast.demo.story import Finding
@@ -35,6 +36,7 @@ def command(out: str, as_json: bool) -> None:
     holdfast demo --out /tmp/demo
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    require_torch("holdfast demo", extra="transformers")
     from holdfast.demo.story import Story
 
     began = time.monotonic()

@@ -12,6 +12,7 @@ import click
 from holdfast.cli.completion import VARIABLE
 from holdfast.cli.render import clean
 from holdfast.core.errors import Damaged, HoldfastError
+from holdfast.core.torch_needed import torch_missing
 from holdfast.version import __version__
 
 _COMMANDS = {
@@ -135,6 +136,11 @@ def main() -> None:
     except HoldfastError as error:
         click.echo(clean(f"holdfast: {error}", keep="\n"), err=True)
         sys.exit(1 if isinstance(error, Damaged) else 2)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        click.echo(f"holdfast: {torch_missing('this command')}", err=True)
+        sys.exit(2)
     except BrokenPipeError:
         # The reader has closed the pipe; the interpreter must not report an error on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,7 +62,7 @@ def _times(names: Sequence[str]) -> str:
 def _entries(node: TreeNode, unfold: bool) -> Iterator[tuple[list[str], TreeNode]]:
     """Yield the names of each entry with their node: consecutive numbers that look alike are one entry."""
     numbered = enumerate(node.below.items())
-    for _, members in groupby(numbered, lambda member: _entry_key(member[0], *member[1], unfold)):
+    for _, members in groupby(numbered, lambda member: _entry_key(member[0], member[1][0], member[1][1], unfold)):
         found = [item for _, item in members]
         yield [name for name, _ in found], found[0][1]
 

@@ -6,19 +6,19 @@ import faulthandler
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.render import clean
 from holdfast.core.errors import InvalidArgument
+from holdfast.core.torch_needed import require_torch
 
 if TYPE_CHECKING:
     from holdfast.train.config import RunConfig
-    from holdfast.train.loop import Progress, RunResult, Watcher
-
-    Run = Callable[[Watcher], RunResult]
+    from holdfast.train.loop import Progress, RunResult, Trainer
 
 _LINES = 20  # printed by a whole run if stdout is not a terminal
 
@@ -64,7 +64,9 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     config = read_config(config_path, sets)
     if check:
         _check(config, nproc)
-    elif nproc is not None and nproc > 1:
+        return
+    require_torch("holdfast train")
+    if nproc is not None and nproc > 1:
         from holdfast.train.launch import run_local_ranks
 
         check_run(config, nproc)
@@ -113,8 +115,9 @@ def _train(config: RunConfig, as_json: bool) -> None:
             outcome = trainer.run(_print_json)
             click.echo(json.dumps({"outcome": asdict(outcome)}))
         elif sys.stdout.isatty():
-            _print_outcome(config, _with_bar(config, trainer.run))
+            _print_outcome(config, _with_bar(config, trainer))
         else:
+            trainer.notice = _print_notice
             _print_outcome(config, trainer.run(_LinePrinter().print))
 
 
@@ -143,7 +146,27 @@ class _LinePrinter:
         )
 
 
-def _with_bar(config: RunConfig, run: Run) -> RunResult:
+def _print_notice(name: str, step: int, values: Mapping[str, Any]) -> None:
+    if text := _notice(name, step, values):
+        click.echo(text)
+
+
+def _notice(name: str, step: int, values: Mapping[str, Any]) -> str:
+    """Return a line about an evaluation or a save, "" for other events."""
+    if name == "evaluated":
+        average = f", of the average {values['ema_loss']:.4f}" if "ema_loss" in values else ""
+        return f"step {step}  evaluation loss {values['loss']:.4f}{average}"
+    if name == "save":
+        return f"step {step}  saving in the background: the loop waited {values['stall_ms']:.1f} ms"
+    if name == "published":
+        return f"step {step}  saved in {values['seconds']:.2f} s"
+    if name in ("failed", "skipped"):
+        what = "NOT SAVED" if name == "failed" else "save skipped"
+        return clean(f"step {step}  {what}: {values['detail']}")
+    return ""
+
+
+def _with_bar(config: RunConfig, trainer: Trainer) -> RunResult:
     from rich import progress as rich
 
     columns = (rich.TextColumn("step"), rich.MofNCompleteColumn(), rich.BarColumn())
@@ -154,7 +177,12 @@ def _with_bar(config: RunConfig, run: Run) -> RunResult:
             text = f"loss {progress.loss:.4f}  {progress.tokens_per_s:,.0f} tokens/s"
             bar.update(task, completed=progress.step, description=text)
 
-        return run(watch)
+        def show(name: str, step: int, values: Mapping[str, Any]) -> None:
+            if text := _notice(name, step, values):
+                bar.console.print(text, markup=False, highlight=False)
+
+        trainer.notice = show
+        return trainer.run(watch)
 
 
 def _print_outcome(config: RunConfig, outcome: RunResult) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class RunResult:
 
 
 Watcher = Callable[[Progress], None]
+Notice = Callable[[str, int, Mapping[str, Any]], None]  # name, step and values of an event, as in metrics.jsonl
 
 
 class Trainer:
@@ -91,6 +92,7 @@ class Trainer:
         self.folder = Path(train.folder)
         self.is_first = not dist.is_initialized() or dist.get_rank() == 0
         self.metrics = Metrics(self.folder / METRICS if self.is_first else None)
+        self.notice: Notice | None = None  # called on rank 0 for every event; of saves, on their thread
 
     def state(self) -> dict[str, Any]:
         """Return everything a resumed run needs, as a state to save."""
@@ -129,7 +131,7 @@ class Trainer:
             if handle is None and self.config.checkpoint.at_end and step == steps:
                 handle = checkpointer.save(step, state, metrics=numbers)
             if handle is not None:
-                self.metrics.event("save", step, stall_ms=round(handle.stall_ms, 3))
+                self._record_event("save", step, stall_ms=round(handle.stall_ms, 3))
             if watch is not None:
                 watch(progress)
             if checkpointer.preempted:
@@ -152,7 +154,7 @@ class Trainer:
         check_same_model(path, self.config.model)
         state: dict[str, Any] = {"model": self.replica.module}
         load(path, state, mapping=self.replica.load_mapping, ties=self._ties, mesh=self.replica.meshes.dense, cast=True)
-        self.metrics.event("took weights", 0, path=path)
+        self._record_event("took weights", 0, path=path)
 
     def step(self, step: int) -> Progress:
         """Run one optimizer step on the next global batch."""
@@ -203,7 +205,7 @@ class Trainer:
             with self.ema.swap():
                 averaged = self.evaluate()
         extra = {} if averaged is None else {"ema_loss": averaged.loss}
-        self.metrics.event("evaluated", step, loss=live.loss, tokens=live.tokens, **extra)
+        self._record_event("evaluated", step, loss=live.loss, tokens=live.tokens, **extra)
 
     @property
     def _ties(self) -> dict[str, str]:
@@ -219,10 +221,15 @@ class Trainer:
             listener=self._on_event,
         )
 
+    def _record_event(self, name: str, step: int, **values: Any) -> None:
+        self.metrics.event(name, step, **values)
+        if self.notice is not None and self.is_first:
+            self.notice(name, step, values)
+
     def _on_event(self, event: Event) -> None:
         log_event(event)
         if event.name in ("published", "failed", "skipped"):
-            self.metrics.event(event.name, event.step, seconds=round(event.seconds, 3), detail=event.detail)
+            self._record_event(event.name, event.step, seconds=round(event.seconds, 3), detail=event.detail)
 
     def _record_start(self, start: int) -> None:
         if self.is_first:  # only now: a run that fails to start must not overwrite an existing run's config
@@ -230,8 +237,8 @@ class Trainer:
             (self.folder / FILE).write_text(self.config.to_toml(), encoding="utf-8")
         layout = str(self.config.layout)
         if start:
-            self.metrics.event("resumed", start, layout=layout, consumed_samples=self.position.consumed_samples)
+            self._record_event("resumed", start, layout=layout, consumed_samples=self.position.consumed_samples)
         else:
-            self.metrics.event("began", 0, layout=layout)
+            self._record_event("began", 0, layout=layout)
         if self.streams.derived:
-            self.metrics.event("random streams derived anew", start, detail=self.streams.derived)
+            self._record_event("random streams derived anew", start, detail=self.streams.derived)
