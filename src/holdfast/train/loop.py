@@ -221,9 +221,9 @@ class Trainer:
             listener=self._on_event,
         )
 
-    def _record_event(self, name: str, step: int, **values: Any) -> None:
+    def _record_event(self, name: str, step: int | None, **values: Any) -> None:
         self.metrics.event(name, step, **values)
-        if self.notice is not None and self.is_first:
+        if self.notice is not None and self.is_first and step is not None:
             self.notice(name, step, values)
 
     def _on_event(self, event: Event) -> None:
