@@ -35,19 +35,26 @@ class StateInMemory:
 def states_in_memory(run: str = "") -> list[StateInMemory]:
     """Return what is in the memory of this host, of all runs or of one."""
     found: dict[tuple[str, str, bool], list[tuple[ArenaFile, int | None]]] = {}
+    held: set[tuple[str, str]] = set()
     for arena in find_arenas(run):
         cards = read_cards([Path(card_path(str(arena.path)))])
         is_held = is_held_file(arena.path) or (not cards and arena.is_claimed())
-        key = (arena.run, cards[0].attempt if cards else "", is_held)
+        attempt = cards[0].attempt if cards else ""
+        if is_held:
+            held.add((arena.run, attempt))
+        # The arenas of a state belong together; those without one are each for themselves.
+        key = (arena.run, attempt, is_held and not cards)
         found.setdefault(key, []).append((arena, cards[0].step if cards else None))
     return sorted(
-        (_state(key, members) for key, members in found.items()),
+        (
+            _state(run, attempt, members, is_held=taken or (bool(attempt) and (run, attempt) in held))
+            for (run, attempt, taken), members in found.items()
+        ),
         key=lambda state: (state.run, -1 if state.step is None else state.step),
     )
 
 
-def _state(key: tuple[str, str, bool], members: list[tuple[ArenaFile, int | None]]) -> StateInMemory:
-    run, attempt, is_held = key
+def _state(run: str, attempt: str, members: list[tuple[ArenaFile, int | None]], *, is_held: bool) -> StateInMemory:
     members.sort(key=lambda member: member[0].rank)
     arenas = [arena for arena, _ in members]
     paths = [arena.path for arena in arenas]
@@ -68,6 +75,11 @@ def _size(paths: Iterable[Path]) -> int:
 
 
 def free_state(state: StateInMemory) -> bool:
-    """Free the arenas of a state; return False if a process holds one of them now, or another host's card names it."""
+    """Free the arenas of a state; return False if a process holds one of them now, or another host's card names it.
+
+    A process that holds one arena needs them all, so then none is freed.
+    """
+    if any(is_held_file(Path(path)) for path in state.paths):
+        return False
     clean_arenas(state.run, keep=lambda path: path not in state.paths)
     return not any(Path(path).exists() for path in state.paths)
