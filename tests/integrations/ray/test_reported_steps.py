@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,26 @@ import pytest
 
 import holdfast
 
+fs: Any = None
+ReportedSteps: Any
+LocalStorage: Any
+WorkerRun: Any
+address: Any
+reported_step: Any
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     try:
         import ray.train.torch  # noqa: F401  (a folder of this name is not enough)
-        from pyarrow import fs
 
         from holdfast.integrations.ray.reported_steps import ReportedSteps, address, reported_step
         from holdfast.integrations.ray.worker_run import WorkerRun
         from holdfast.storage.local import LocalStorage
-    except ImportError:
-        pytest.skip("Ray is not installed: make ray", allow_module_level=True)
 
-pytestmark = pytest.mark.full
+        fs = importlib.import_module("pyarrow.fs")
+    except ImportError:
+        fs = None
+
+pytestmark = [pytest.mark.skipif(fs is None, reason="Ray is not installed: make ray"), pytest.mark.full]
 
 
 @pytest.fixture

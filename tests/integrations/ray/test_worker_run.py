@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 
+fs: Any = None
+RayCheckpointer: Any
+WorkerRun: Any
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
     try:
         import ray.train.torch  # noqa: F401  (a folder of this name is not enough)
-        from pyarrow import fs
 
         from holdfast.integrations.ray import RayCheckpointer
         from holdfast.integrations.ray.worker_run import WorkerRun
-    except ImportError:
-        pytest.skip("Ray is not installed: make ray", allow_module_level=True)
 
-pytestmark = pytest.mark.full
+        fs = importlib.import_module("pyarrow.fs")
+    except ImportError:
+        fs = None
+
+pytestmark = [pytest.mark.skipif(fs is None, reason="Ray is not installed: make ray"), pytest.mark.full]
 
 
 def test_it_belongs_into_a_train_loop(tmp_path: Path):
