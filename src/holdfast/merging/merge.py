@@ -18,10 +18,11 @@ from holdfast.core import limits
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress, no_progress
 from holdfast.merging.donor_files import RECORD, donor_files
+from holdfast.merging.input_digests import DigestedFiles, file_digests
 from holdfast.merging.input_verification import verifying
 from holdfast.merging.merge_options import MergeOptions, model_names
 from holdfast.merging.merge_plan import MergePlan, plan_merge
-from holdfast.merging.merge_record import input_digests, merge_record
+from holdfast.merging.merge_record import merge_record
 from holdfast.merging.merge_stream import (
     blocks_of,
     blocks_of_rank,
@@ -116,6 +117,13 @@ class PreparedMerge:
             lines.append(f"removed {len(removed.keys)} tensors, {removed.bytes:,} bytes")
         return tuple(lines)
 
+    def _digested(self) -> list[DigestedFiles]:
+        digested = []
+        for model in self.models:
+            used = {place.file for source in model.tensors.values() for place in source.places()}
+            digested.append(DigestedFiles(model.source, model.lock, tuple(sorted(used))))
+        return digested
+
     def _check_models(self) -> None:
         for model in self.models:
             model.check()
@@ -125,7 +133,7 @@ class PreparedMerge:
         threads = thread_count(ranks)
         with one_thread_per_operation(), verifying(self.plan, ranks, enabled=self.options.verify):
             run_on_all_ranks(ranks, self._check_models)
-            self._record = merge_record(self.options, self.plan, input_digests(self.plan, ranks, threads))
+            self._record = merge_record(self.options, self.plan, file_digests(self._digested(), ranks, threads))
             draws = draws_of(self.options.rng, self.options.seed, ranks)
             threads = 1 if draws.sequential else threads
             scanned = scan_tensors(self.plan, draws, ranks, threads, progress)

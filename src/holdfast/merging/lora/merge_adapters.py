@@ -29,12 +29,12 @@ from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.format import strictjson
 from holdfast.merging.donor_files import RECORD, with_fields
+from holdfast.merging.input_digests import DigestedFiles, file_digests
 from holdfast.merging.lora.adapter import Adapter
 from holdfast.merging.lora.borrowed_files import BorrowedFile
-from holdfast.merging.lora.input_digests import DigestedFiles, file_digests
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
 from holdfast.merging.merge import Watch, unwatched
-from holdfast.merging.merge_stream import one_thread_per_operation
+from holdfast.merging.merge_stream import one_thread_per_operation, thread_count
 from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.version import __version__
@@ -147,7 +147,7 @@ class PreparedLoraMerge:
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
-        self._record = self._written_record(file_digests(self._digested(), ranks))
+        self._record = self._written_record(file_digests(self._digested(), ranks, thread_count(ranks)))
         with one_thread_per_operation():
             return stream_output(
                 self.source, self.output, BLOCK_BYTES, ranks, attempt, progress, verify=self.options.verify

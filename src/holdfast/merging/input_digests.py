@@ -1,4 +1,4 @@
-"""Digests of the inputs of a merge of adapters, for its record; the ranks share the files."""
+"""Digests of the inputs of a merge, for its record; the ranks share the files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core import limits, names
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.core.threads import cores, run_on_threads
+from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 
 _PORTION_BYTES = 4 * limits.MIB
-_MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class DigestedFiles:
         return digest.hexdigest()
 
 
-def file_digests(inputs: Sequence[DigestedFiles], ranks: Ranks) -> list[Mapping[str, str]]:
-    """Return the digests of the files of every input, by name."""
+def file_digests(inputs: Sequence[DigestedFiles], ranks: Ranks, threads: int) -> list[Mapping[str, str]]:
+    """Return the digests of the files of every input, by name. Collective."""
     files = [(number, name) for number, given in enumerate(inputs) for name in given.recorded]
     own = files[ranks.rank :: ranks.world]
     found: list[list[Any]] = []
@@ -61,7 +60,7 @@ def file_digests(inputs: Sequence[DigestedFiles], ranks: Ranks) -> list[Mapping[
 
     def share() -> list[list[Any]]:
         if own:
-            run_on_threads(min(_MOST_THREADS, cores(), len(own)), "holdfast-digest", iter(own), work)
+            run_on_threads(min(threads, len(own)), "holdfast-digest", own, work)
         return found
 
     digests: list[dict[str, str]] = [{} for _ in inputs]
