@@ -186,6 +186,51 @@ def test_a_file_of_an_unknown_kind_is_unsupported_in_a_newer_minor_version_and_d
         holdfast.open(altered(HERE / version, tmp_path / "same", version=list(CURRENT), files=files))
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_group_of_an_unknown_kind_is_unsupported_in_a_newer_minor_version_and_damage_in_this_one(
+    version: str, tmp_path: Path
+) -> None:
+    groups = strictjson.loads((HERE / version / "holdfast.json").read_bytes(), "manifest")["groups"]
+    groups["odd"]["kind"] = "sparse"
+    with pytest.raises(holdfast.Unsupported, match=r"odd is a group of the unknown kind 'sparse'.*version 1\.99"):
+        holdfast.open(altered(HERE / version, tmp_path / "newer", version=[1, 99], groups=groups))
+    with pytest.raises(holdfast.Damaged, match="odd is a group of the unknown kind 'sparse'"):
+        holdfast.open(altered(HERE / version, tmp_path / "same", version=list(CURRENT), groups=groups))
+
+
+def test_an_unknown_dtype_of_a_newer_minor_version_is_unsupported_and_names_the_version(tmp_path: Path) -> None:
+    groups = strictjson.loads((HERE / "v1.2" / "holdfast.json").read_bytes(), "manifest")["groups"]
+    groups["model"]["logical_dtypes"] = {next(iter(holdfast.open(HERE / "v1.2").keys("model"))): "posit16"}
+    with pytest.raises(holdfast.Unsupported, match=r"unknown dtype 'posit16'.*version 1\.99"):
+        holdfast.open(altered(HERE / "v1.2", tmp_path / "logical", version=[1, 99], groups=groups))
+    for version, error in (([1, 99], holdfast.Unsupported), (list(CURRENT), holdfast.Damaged)):
+        folder = with_header_dtype(HERE / "v1.2", tmp_path / str(version[1]), b"P64", version)
+        with pytest.raises(error, match=r"the unknown dtype 'P64'"):
+            holdfast.open(folder).keys()
+
+
+def with_header_dtype(golden: Path, folder: Path, code: bytes, version: list[int]) -> Path:
+    """A golden checkpoint whose model has another dtype in place of I64, signed again."""
+    shutil.copytree(golden, folder)
+    fields = strictjson.loads((folder / "holdfast.json").read_bytes(), "manifest")
+    (name,) = fields["groups"]["model"]["files"]
+    data = (folder / name).read_bytes().replace(b'"dtype":"I64"', b'"dtype":"%s"' % code, 1)
+    (folder / name).write_bytes(data)
+    size = 8 + int.from_bytes(data[:8], "little")
+    blocks = [[0, len(data), digest_hex(data)]]
+    fields["files"][name] |= {"header": [size, digest_hex(data[:size])], "blocks": blocks}
+    return altered(folder, folder.with_name(f"{folder.name}-signed"), files=fields["files"], version=version)
+
+
+def test_a_recorded_mapping_that_a_newer_minor_version_wrote_is_unsupported_and_names_the_version(
+    tmp_path: Path,
+) -> None:
+    text = {"model": "a.weight ~~> b.weight"}
+    newer = altered(HERE / "v1.2", tmp_path / "newer", version=[1, 99], mappings=text)
+    with pytest.raises(holdfast.Unsupported, match=r"(?s)the mapping of model.*version 1\.99"):
+        holdfast.load(newer, {"model": torch.nn.Linear(3, 2)}, strict=False)
+
+
 def test_a_root_with_steps_of_all_versions_restores_rotates_and_verifies(tmp_path: Path) -> None:
     for step, version in enumerate(VERSIONS, 40):
         altered(HERE / version, tmp_path / f"step-{step:012d}", step=step, abandons=[])

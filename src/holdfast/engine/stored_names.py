@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.core.errors import Damaged
+from holdfast.core.errors import Damaged, InvalidArgument
+from holdfast.core.names import MANIFEST
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.options import LoadOptions
+from holdfast.format.manifest import unknown
 from holdfast.mapping.program import Mapping as Program
 from holdfast.sources.foreign import Foreign
 
@@ -62,7 +64,7 @@ def stored_names(ranks: Ranks, checkpoint: Checkpoint, live: LiveState, options:
     targets = [TargetTensors(**fields) for answer in run_on_all_ranks(ranks, describe) for fields in answer]
     finder = _NameFinder(ranks, checkpoint, live, _shapes_of(targets))
     programs = {
-        name: _lenient(Program.parse(text).reverse())
+        name: _lenient(_recorded_program(name, text, checkpoint))
         for name, text in recorded.items()
         if any(name in names for names in pretrained) or not finder.covers(name)
     }
@@ -78,6 +80,15 @@ def _mapped_by_user(options: LoadOptions, modules: set[str]) -> set[str]:
     if isinstance(options.mapping, Mapping) and "aoa_statements" not in options.mapping:
         return set(options.mapping)
     return {"model"} if "model" in modules else modules
+
+
+def _recorded_program(name: str, text: str, checkpoint: Checkpoint) -> Program:
+    """Return the program from the files to memory; raises Unsupported if a newer version has other statements."""
+    try:
+        return Program.parse(f"{text}\n").reverse()  # of several lines, so that it never names a file
+    except InvalidArgument as problem:
+        where = f"{checkpoint.path}/{MANIFEST}"
+        raise unknown(f"the mapping of {name}: {problem}", checkpoint.manifest.version, where) from None
 
 
 def _lenient(program: Program) -> Program:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core import limits
+from holdfast.core import limits, names
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.core.names import MANIFEST, check_case_collisions, check_file, check_group, key_problem
 from holdfast.format import strictjson
@@ -19,6 +19,9 @@ from holdfast.format.dtypes import is_dtype
 
 CURRENT = (1, 2)
 BASE_MODES = ("reference", "full", "none")  # how the base model of PEFT adapters is stored
+GROUP_KINDS = frozenset(
+    {"module", "optimizer", "masters", "tensors", "stateful", names.ADAPTER, names.BASE, names.BUFFERS}
+)
 FILE_KINDS = frozenset({"extra"})  # besides tensor files, indexes, state.json and configs, which have none
 
 # From major version N to N + 1: one function each, tested with the golden checkpoints.
@@ -199,7 +202,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
     version: tuple[int, int] = (fields["version"][0], fields["version"][1])
     files = {name: _file_record(name, record, version, where) for name, record in fields["files"].items()}
     check_case_collisions((MANIFEST, *files), where)
-    groups = {name: _group_record(name, record, files, where) for name, record in fields["groups"].items()}
+    groups = {name: _group_record(name, record, files, version, where) for name, record in fields["groups"].items()}
     return Manifest(
         step=_number(fields["step"], "step", optional=True),
         parent=_number(fields["parent"], "parent", optional=True),
@@ -318,11 +321,16 @@ def _file_record(name: str, fields: Any, version: tuple[int, int], where: str) -
     return FileRecord(position, tuple(blocks), header, kind)
 
 
-def _group_record(name: str, fields: Any, files: Mapping[str, FileRecord], where: str) -> GroupRecord:
+def _group_record(
+    name: str, fields: Any, files: Mapping[str, FileRecord], version: tuple[int, int], where: str
+) -> GroupRecord:
     check_group(name)
-    unknown = [file for file in fields["files"] if file not in files]
-    if unknown or not fields["files"]:
-        raise Damaged(f"{where}: group {name} names the file {str(unknown[:1])[:80]}, which is not recorded")
+    kind = fields["kind"]
+    if kind not in GROUP_KINDS:
+        raise unknown(f"{name} is a group of the unknown kind {str(kind)[:40]!r}", version, where)
+    missing = [file for file in fields["files"] if file not in files]
+    if missing or not fields["files"]:
+        raise Damaged(f"{where}: group {name} names the file {str(missing[:1])[:80]}, which is not recorded")
     aliases, logical = dict(fields.get("aliases", {})), dict(fields.get("logical_dtypes", {}))
     for key in (*aliases, *aliases.values(), *logical):
         problem = key_problem(key)
@@ -330,9 +338,9 @@ def _group_record(name: str, fields: Any, files: Mapping[str, FileRecord], where
             raise Damaged(f"{where}: group {name}: the key {str(key)[:80]!r} {problem}")
     for dtype in logical.values():
         if not isinstance(dtype, str) or not is_dtype(dtype):
-            raise Damaged(f"{where}: group {name}: unknown dtype {str(dtype)[:40]!r}")
+            raise unknown(f"group {name}: unknown dtype {str(dtype)[:40]!r}", version, where)
     return GroupRecord(
-        kind=str(fields["kind"]),
+        kind=kind,
         files=tuple(fields["files"]),
         total_bytes=_number(fields["total_bytes"], "total_bytes") or 0,
         aliases=aliases,
