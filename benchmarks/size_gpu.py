@@ -92,6 +92,12 @@ class MasterAdamW:
         self.inner.step()
 
 
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+    """AdamW with a group for DTensors and one for the rest: on a GPU torch updates a group at once, all of one kind."""
+    groups = [[each for each in parameters if isinstance(each, DTensor) is wanted] for wanted in (True, False)]
+    return torch.optim.AdamW([{"params": group} for group in groups if group])
+
+
 @dataclass(frozen=True)
 class Configuration:
     """A run: the options of plan_memory for it, and how a rank of it is made."""
@@ -99,7 +105,7 @@ class Configuration:
     name: str
     plan: dict[str, Any]
     dtype: torch.dtype = torch.float32
-    optimizer: Callable[[list[nn.Parameter]], Any] = torch.optim.AdamW
+    optimizer: Callable[[list[nn.Parameter]], Any] = adamw
     fp8: bool = False
     policy: MixedPrecisionPolicy = field(default_factory=MixedPrecisionPolicy)
 
