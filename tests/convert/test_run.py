@@ -252,6 +252,16 @@ def test_a_killed_conversion_leaves_no_folder_and_the_next_one_sweeps(big, tmp_p
     assert holdfast.open(tmp_path / "b").verify().good
 
 
+def test_what_a_killed_replacement_left_is_deleted(tmp_path):
+    """A replaced checkpoint is renamed, then deleted; a kill in between leaves its data."""
+    save(tmp_path / "a")
+    left = tmp_path / ".removed-attempt-0123456789abcdef-01234567"
+    left.mkdir()
+    (left / "model-00001.safetensors").write_bytes(bytes(100))
+    convert(tmp_path / "a", tmp_path / "b", ConvertOptions(**SMALL))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
 def test_an_interrupt_leaves_nothing(big, tmp_path):
     with start_big(big, tmp_path / "b") as process:
         wait_for_attempt(tmp_path, process)

@@ -1,5 +1,6 @@
 """Merges shared by ranks: the same bytes as one process, and one error for all."""
 
+import json
 from typing import Any
 
 import pytest
@@ -42,17 +43,70 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m == "ties" else pytest.mark.full) for m in OPTIONS])
-def test_ranks_write_the_bytes_of_one_process(models, tmp_path, method):
-    based = {} if method == "linear" else {"base": models[0], "weights": [0.5, 0.3]}
-    models = models if method == "linear" else models[1:]
-    options = {"method": method, **based, **OPTIONS[method]}
+def one_and_four(tmp_path, models, **options):
+    """Merge in one process and on 4 ranks; return the folders after a comparison of all their bytes."""
     holdfast.merge(models, tmp_path / "one", max_shard_size=30_000, **options)
     files = run_ranks(WORLD, merge_on_rank, models, tmp_path / "four", options)
     assert len(set(files)) == 1
-    assert tensor_files(tmp_path / "four") == tensor_files(tmp_path / "one")
-    record = "merge_record.json"
-    assert (tmp_path / "four" / record).read_bytes() == (tmp_path / "one" / record).read_bytes()
+    assert len(tensor_files(tmp_path / "one")) > 1
+    assert folder_bytes(tmp_path / "four") == folder_bytes(tmp_path / "one")
+
+
+def folder_bytes(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m == "ties" else pytest.mark.full) for m in OPTIONS])
+def test_ranks_write_the_bytes_of_one_process(models, tmp_path, method):
+    based = {} if method == "linear" else {"base": models[0], "weights": [0.5, 0.3]}
+    chosen = models if method == "linear" else models[1:]
+    one_and_four(tmp_path, chosen, **{"method": method, **based, **OPTIONS[method]})
+
+
+@pytest.mark.full
+def test_ranks_share_slerp_and_passthrough(models, tmp_path):
+    (tmp_path / "slerp").mkdir()
+    one_and_four(tmp_path / "slerp", models[1:2], method="slerp", base=models[0], parameters={"t": 0.3})
+    scale = {"scale": {"*.1.*": 0.5, "*": 1.0}}
+    one_and_four(tmp_path, models[:1], method="passthrough", parameters=scale, out_dtype="float32")
+
+
+@pytest.mark.full
+def test_ranks_share_slices_of_layers(models, tmp_path):
+    parts = [{"path": str(models[0]), "layers": [0, 3]}, {"path": str(models[1]), "layers": [1, 4], "scale": 0.5}]
+    fields = {"method": "passthrough", "max_shard_size": 30_000, "slices": [{"models": [part]} for part in parts]}
+    (tmp_path / "slices.yaml").write_text(json.dumps(fields))
+    holdfast.merge(tmp_path / "slices.yaml", tmp_path / "one")
+    run_ranks(WORLD, merge_file_on_rank, tmp_path / "slices.yaml", tmp_path / "four")
+    assert folder_bytes(tmp_path / "four") == folder_bytes(tmp_path / "one")
+    assert "layers.5.w" in holdfast.open(tmp_path / "one").keys("model")
+
+
+def merge_file_on_rank(file, out):
+    import holdfast.merging.merge as merge
+
+    merge.BLOCK_BYTES = 4096
+    return holdfast.merge(file, out).files
+
+
+@pytest.mark.full
+def test_ranks_join_tokens(tmp_path):
+    def model(name, seed, tokens):
+        generator = torch.Generator().manual_seed(seed)
+        path = tmp_path / name
+        path.mkdir()
+        tensors = {f"model.{key}.weight": torch.randn(130, 70, generator=generator) for key in ("embed_tokens", "w")}
+        safetensors.torch.save_file(tensors, path / "model.safetensors")
+        (path / "config.json").write_text('{"vocab_size": 130}')
+        added = [{"id": 100 + number, "content": token, "special": True} for number, token in enumerate(tokens)]
+        vocab = {f"t{number}": number for number in range(100)}
+        tokenizer = {"model": {"type": "WordLevel", "vocab": vocab}, "added_tokens": added}
+        (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+        return path
+
+    a, b = model("a", 1, ["<x>", "<y>"]), model("b", 2, ["<z>", "<x>", *(f"<{number}>" for number in range(28))])
+    one_and_four(tmp_path, [a, b], weights=[0.5, 0.3], tokens="union")
+    assert holdfast.open(tmp_path / "four").read("model.embed_tokens.weight", "model").shape[0] == 131
 
 
 def merge_badly(models, out):

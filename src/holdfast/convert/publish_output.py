@@ -11,7 +11,7 @@ from holdfast.convert.sinks.base import Output
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.writer.collective_attempt import collective_attempt
 from holdfast.writer.messages import SaveStarted
-from holdfast.writer.startup_cleanup import clean_storage, dead_attempts
+from holdfast.writer.startup_cleanup import clean_storage, dead_attempts, sweep_removed
 
 _SILENCE_S = 60.0
 
@@ -35,6 +35,7 @@ def publish_output(
     def clean() -> None:
         if storage.exists():
             clean_storage(storage, dead_attempts(storage, _SILENCE_S))
+            sweep_removed(storage)  # a replaced checkpoint may be as large as a model
 
     with collective_attempt(ranks, storage, target.folder, files, begun, clean) as attempt:
         reports = write(attempt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -18,7 +17,7 @@ from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.threads import cores
 from holdfast.engine.options import BackgroundOptions
-from holdfast.storage.base import SharedStorage, Tracked
+from holdfast.storage.base import SharedStorage
 from holdfast.writer import startup_cleanup
 from holdfast.writer.arena_card import Card, Process, captured_sets, trainers
 from holdfast.writer.client import WriterClient
@@ -181,11 +180,7 @@ class Leftovers:
         """Remove dead attempts, and finish removals and renames that were interrupted."""
         gone = startup_cleanup.clean_storage(self._storage, dead)
         retention.apply(self._storage, None, index=self._index)
-        with contextlib.suppress(HoldfastError):  # it only takes space; the next start tries again
-            if isinstance(self._storage, Tracked):
-                self._storage.sweep_some(left=True)
-            else:
-                self._storage.sweep()
+        startup_cleanup.sweep_removed(self._storage)
         return gone
 
     def newest(self, ranks: Ranks) -> Captured | None:

@@ -24,7 +24,7 @@ from holdfast.core.names import MANIFEST, abandoned_folder
 from holdfast.core.ranks import host_identity
 from holdfast.core.warnings import warn
 from holdfast.format.manifest import decode_manifest
-from holdfast.storage.base import SharedStorage
+from holdfast.storage.base import SharedStorage, Tracked
 from holdfast.storage.local import LocalStorage
 from holdfast.writer import mailbox as mail
 from holdfast.writer.arena_card import ArenaFile, card_path, find_arenas, is_held_file, read_cards
@@ -190,6 +190,15 @@ def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
             _discard(storage, folder)
             deleted.append(attempt or folder)
     return deleted
+
+
+def sweep_removed(storage: SharedStorage) -> None:
+    """Delete the data of removed folders whose deletion was interrupted, as far as possible."""
+    with contextlib.suppress(HoldfastError):  # it only takes space; the next start tries again
+        if isinstance(storage, Tracked):
+            storage.sweep_some(left=True)
+        else:
+            storage.sweep()
 
 
 def _discard(storage: SharedStorage, folder: str) -> None:
