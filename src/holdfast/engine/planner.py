@@ -19,6 +19,7 @@ from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.rank_plan import RankPlan, forecast_arena_bytes, plan_rank
 from holdfast.engine.state_machine import StateMachine
 from holdfast.engine.survey import Surveyor
+from holdfast.storage.local import LocalStorage
 from holdfast.writer.messages import AssignJob
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from holdfast.layout.placement import ShardBox
     from holdfast.plan.state_values import RankValue
     from holdfast.plan.writer_job import ArenaSpan
+
+_DISK_THREADS = 2  # of a rank's writer: they fill a disk, and more of them slow the training beside them
+_NETWORK_THREADS = 8  # each waits for answers most of the time
 
 
 class PlanState(Enum):
@@ -271,8 +275,9 @@ class Planner:
 
     def _assignment(self, plan: RankPlan, arenas: Mapping[int, str]) -> AssignJob:
         """Return the message that gives the writer its job; `arenas` are the paths of this host's arenas, by rank."""
-        threads = self._background.writer_threads or max(1, min(8, (os.cpu_count() or 1) // len(arenas)))
         session = self._session
+        usual = _DISK_THREADS if isinstance(session.storage, LocalStorage) else _NETWORK_THREADS
+        threads = self._background.writer_threads or max(1, min(usual, (os.cpu_count() or 1) // len(arenas)))
         return AssignJob(session.storage.address, plan.job, plan.commit, arenas, threads, session.run.card_key)
 
     def _emit(self, name: str, **fields: Any) -> None:
