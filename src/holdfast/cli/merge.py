@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 @click.option("--config", metavar="FILE", help="A YAML or TOML file in place of models and options; mergekit's, too.")
 @click.option("--steps", metavar="N,N,...", help="MODEL is a run: merge these steps of it.")
 @click.option("--method", default="linear", show_default=True, help="How to merge; see the list above.")
-@click.option("--lora", "adapters", multiple=True, metavar="ADAPTER", help="Merge a LoRA adapter into MODEL. Repeat.")
+@click.option(
+    "--lora",
+    "adapters",
+    multiple=True,
+    metavar="ADAPTER",
+    type=CheckpointPath(),
+    help="Merge a LoRA adapter into MODEL. Repeat.",
+)
 @click.option("--base", metavar="MODEL", type=CheckpointPath(), help="The model that the others were trained from.")
 @click.option("--weight", "weights", multiple=True, metavar="W", help="The weight of a model, in their order. Repeat.")
 @click.option("--density", "densities", multiple=True, metavar="D", help="The share of a model's changes to keep.")

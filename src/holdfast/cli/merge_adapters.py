@@ -60,6 +60,11 @@ def _refuse_others(context: click.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name == "steps":
+            raise InvalidArgument(
+                "--steps: name each step with --lora, such as --lora runs/lora/step-900, and give each a --weight of "
+                "1/n for the average of the models that they make"
+            )
         if given and name not in _SHARED | _SHARED_FLAGS:
             raise InvalidArgument(f"{parameter.opts[0]} has no effect on a merge of adapters (--lora); leave it out")
 

@@ -153,8 +153,9 @@ def _model_group(contents: Contents, path: str) -> tuple[str, Group]:
     adapters = [name for name, group in found.items() if group.kind == names.ADAPTER]
     if adapters:
         raise Unsupported(
-            f"{path}: {adapters[0]} is an adapter, not a model; merge it into its base first, or choose a checkpoint "
-            "that has the whole model"
+            f"{path}: {adapters[0]} is an adapter, not a model: the average of adapters' matrices is not that of the "
+            f"models they make. `holdfast merge DST --lora {path}` merges it into its base; name several with --lora "
+            "and a --weight of 1/n each for the average of the models"
         )
     if "model" in found:
         return "model", found["model"]

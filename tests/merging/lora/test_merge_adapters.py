@@ -23,6 +23,7 @@ from tests.merging.lora.test_beside_peft import LINEAR, compare
 
 WEIGHTS = "adapter_model.safetensors"
 TOKEN_ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+CHANGED = "model.layers.0.self_attn.q_proj.weight"
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
@@ -158,8 +159,8 @@ def test_a_quantized_base_is_refused(saved: tuple[Path, Path], tmp_path: Path) -
     refused(tmp_path / "fp8", saved[1], tmp_path, Mismatch, "is float8_e4m3fn; dequantize the base first")
 
 
-def train_step(root: Path, base: Path, mode: str) -> Any:
-    torch.manual_seed(3)
+def train_step(root: Path, base: Path, mode: str, *, step: int = 1, seed: int = 3) -> Any:
+    torch.manual_seed(seed)
     model: Any = get_peft_model(
         adapters.opened(base), LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
     )
@@ -168,8 +169,30 @@ def train_step(root: Path, base: Path, mode: str) -> Any:
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     with holdfast.Checkpointer(root, base=mode) as checkpointer:
-        checkpointer.save(1, {"model": model}).result()
+        checkpointer.save(step, {"model": model}).result()
     return model.merge_and_unload().state_dict()
+
+
+def test_steps_of_an_adapter_are_refused_without_lora_and_averaged_with_it(
+    saved: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The average of the matrices A and B is not that of the products B A."""
+    run = tmp_path / "run"
+    first = train_step(run, saved[0], "reference")
+    second = train_step(run, saved[0], "reference", step=2, seed=4)
+    with pytest.raises(Unsupported, match=r"not that of the models.*DST --lora .*0001`.*1/n each"):
+        holdfast.merge([run], tmp_path / "merged", steps=[1, 2])
+    steps = [f"{run}/step-{step}" for step in (1, 2)]
+    refused_too = call("merge", tmp_path / "merged", "--lora", run, "--steps", "1,2")
+    assert "--lora runs/lora/step-900" in str(refused_too.exception)
+    assert not (tmp_path / "merged").exists()
+    weighted = ["--lora", steps[0], "--weight", 0.5, "--lora", steps[1], "--weight", 0.5]
+    assert call("merge", tmp_path / "merged", *weighted).exit_code == 0
+    state = adapters.opened(tmp_path / "merged").state_dict()
+    for key, value in first.items():
+        mean = (value.float() + second[key].float()) / 2
+        assert torch.allclose(state[key].float(), mean, rtol=2**-7, atol=1e-3), key
+    assert not torch.equal(first[CHANGED], second[CHANGED])
 
 
 @pytest.mark.parametrize("mode", ["reference", "full"])
