@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 
 import holdfast
-from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.core.errors import Damaged, Mismatch, Unsupported
 from tests.merging.models import tensors, write
 
 REGULAR = [f"t{number}" for number in range(90)]
@@ -108,9 +108,46 @@ def test_tokens_that_only_one_model_has_need_no_choice(model, tmp_path):
 
 def test_another_tokenizer_is_refused_with_an_example(model, tmp_path):
     a, b = model("a", [], 1), model("b", [], 2, regular=[f"s{number}" for number in range(90)])
-    with pytest.raises(Mismatch, match=r"another tokenizer .* 180 regular tokens are not in both, for example 's0'"):
+    both = rf"{b} has another tokenizer than {a}: 180 regular tokens are not in both, for example 's0'"
+    with pytest.raises(Mismatch, match=rf"{both}.*only added tokens can be joined$"):
         holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    with pytest.raises(Mismatch, match=rf"{both}.*--tokens rows"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
     (b / "tokenizer.json").unlink()
     with pytest.raises(Unsupported, match=r"joined with a tokenizer\.json"):
         holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_longer_base_vocabulary_is_refused_though_its_ids_agree(model, tmp_path):
+    """Regular tokens cannot be appended: a tokenizer would never produce them."""
+    a, b = model("a", [], 1), model("b", [], 2, regular=[*REGULAR, "s90", "s91", "s92"])
+    for donor in (a, b):
+        with pytest.raises(Mismatch, match=r"another tokenizer than .*3 regular tokens .*'s90', 's91', 's92'"):
+            holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union", donor=str(donor))
+
+
+def test_the_same_base_vocabulary_in_another_order_is_joined_by_token(model, tmp_path):
+    a, b = model("a", ["<x>"], 1), model("b", ["<x>"], 2, regular=REGULAR[::-1])
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    of_b = torch.cat([embedding(b)[:90].flip(0), embedding(b)[90:91]])
+    expected = ((embedding(a)[:91] + of_b) / 2).bfloat16().float()
+    assert torch.equal(embedding(tmp_path / "out")[:91], expected)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (a / "tokenizer.json").read_bytes()
+    with pytest.raises(Mismatch, match="--tokens union"):
+        holdfast.merge([a, b], tmp_path / "no", weights=[1, 1])
+
+
+@pytest.mark.parametrize("number", [2**60, -1, "7", None, True, 1.5])
+def test_ids_that_no_row_can_have_are_refused(model, tmp_path, number):
+    a, b = model("a", [], 1), model("b", ["<x>"], 2)
+    fields = json.loads((b / "tokenizer.json").read_text())
+    fields["added_tokens"][0]["id"] = number
+    (b / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(Damaged, match=r"tokenizer\.json: the id of '<x>' is"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union")
+    fields["added_tokens"], fields["model"]["vocab"]["t5"] = [], number
+    (b / "tokenizer.json").write_text(json.dumps(fields))
+    with pytest.raises(Damaged, match=r"tokenizer\.json: the id of 't5' is"):
+        holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
+    assert not (tmp_path / "out").exists()

@@ -217,11 +217,7 @@ def _vocabulary_hint(found: TensorSource, wanted: TensorSource) -> str:
 def _token_problems(models: Sequence[InputModel], donor: int) -> list[str]:
     """Return a line for each model whose rows stand for other tokens than those of the donor."""
     found = (conflict(model, models[donor]) for number, model in enumerate(models) if number != donor)
-    return [
-        f"{line}; join them with tokens='union' (--tokens union), or merge row by row with tokens='rows'"
-        for line in found
-        if line is not None
-    ]
+    return [line for line in found if line is not None]
 
 
 class _TensorPlanner:

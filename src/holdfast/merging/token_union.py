@@ -17,13 +17,12 @@ import numpy as np
 from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.merging.model_input import InputModel, TensorSource, find_tied
 from holdfast.merging.row_source import NOWHERE, GatheredRows, RowOrigins
-from holdfast.merging.token_ids import TokenIds, read_token_ids
+from holdfast.merging.token_ids import TokenIds, read_token_ids, regular_difference
 
 _VOCABULARY = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|lm_head|embed_out|output)\.(?:weight|bias)"
 )
 _STEP = 64  # rows are padded to multiples of this, as most models are
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,9 @@ def join_tokens(models: Sequence[InputModel], donor: int, base: int | None) -> T
     """
     tokens = [_tokens_of(model) for model in models]
     for model, own in zip(models, tokens, strict=True):
-        _require_same_regular(model, own, models[donor], tokens[donor])
+        difference = regular_difference(model, own, models[donor], tokens[donor])
+        if difference is not None:
+            raise Mismatch(difference)
     keys = [key for key in models[donor].tensors if _VOCABULARY.fullmatch(key)]
     ids, appended = _joined(tokens, donor)
     before = max((models[donor].tensors[key].shape[0] for key in keys), default=0)
@@ -78,18 +79,6 @@ def _tokens_of(model: InputModel) -> TokenIds:
             f"{model.path}: tokens can only be joined with a tokenizer.json; tokens='rows' merges row by row"
         )
     return found
-
-
-def _require_same_regular(model: InputModel, own: TokenIds, donor: InputModel, known: TokenIds) -> None:
-    here = own.regular.keys() | own.added.keys()
-    there = known.regular.keys() | known.added.keys()
-    other = [token for token in own.regular if token not in there] + [t for t in known.regular if t not in here]
-    if other:
-        shown = ", ".join(map(repr, other[:_SHOWN]))
-        raise Mismatch(
-            f"{model.path} has another tokenizer than {donor.path}: {len(other)} regular tokens are not in both, for "
-            f"example {shown}; only added tokens can be joined"
-        )
 
 
 def _joined(tokens: Sequence[TokenIds], donor: int) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
