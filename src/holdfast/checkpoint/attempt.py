@@ -25,7 +25,7 @@ from holdfast.core.names import MANIFEST, abandoned_folder, is_holdfast_name
 from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
 from holdfast.format.manifest import Manifest, decode_manifest, encode_manifest
-from holdfast.storage.base import Storage, Writer
+from holdfast.storage.base import PageCacheWriter, Storage, Writer
 
 Block = TypeVar("Block", bound="PlannedBlock")
 
@@ -68,13 +68,16 @@ class Attempt:
         gatherer: Callable[[], Callable[[Block], Iterable[memoryview]]],
         threads: int,
         done: Callable[[BlockReport], None] = lambda report: None,
+        *,
+        uncached: bool = False,
     ) -> list[BlockReport]:
         """Write blocks on threads and sync their files; return the reports in order.
 
         `gatherer` returns, for one thread, a function from a block to its bytes. `done` is called after each block.
+        With `uncached`, blocks of one page-aligned part are written past the page cache where that is possible.
         In a storage of whole files, each file has one thread, and its blocks come in byte order.
         """
-        writer = self.block_writer(block.file for block in blocks)
+        writer = self.block_writer((block.file for block in blocks), uncached=uncached)
         files: dict[str, list[int]] = {}
         for number in sorted(range(len(blocks)), key=lambda number: blocks[number].offset):
             files.setdefault(blocks[number].file, []).append(number)
@@ -96,9 +99,9 @@ class Attempt:
             writer.close()
         return [reports[number] for number in range(len(blocks))]
 
-    def block_writer(self, files: Iterable[str]) -> BlockWriter:
+    def block_writer(self, files: Iterable[str], *, uncached: bool = False) -> BlockWriter:
         """Return a writer of blocks; `files` has the file of every block to come."""
-        return BlockWriter(self, files)
+        return BlockWriter(self, files, uncached=uncached)
 
     def put(self, small: Mapping[str, bytes]) -> None:
         """Write small files durably, in order."""
@@ -156,7 +159,8 @@ class BlockWriter:
     A file is synced and closed after its last block.
     """
 
-    def __init__(self, attempt: Attempt, files: Iterable[str]) -> None:
+    def __init__(self, attempt: Attempt, files: Iterable[str], *, uncached: bool = False) -> None:
+        self._uncached = uncached
         self._writers = FileWriters(lambda file: attempt.storage.writer(attempt.name, file), files)
 
     def write(self, file: str, offset: int, size: int, parts: Iterable[memoryview]) -> BlockReport:
@@ -173,12 +177,17 @@ class BlockWriter:
         if found != size:
             raise HoldfastError(f"{file} at {offset}: gathered {found} of {size} bytes")
         with self._writers.block(file) as writer:
-            writer.write(offset, buffers)
+            if not (self._uncached and len(buffers) == 1 and _write_uncached(writer, offset, buffers[0])):
+                writer.write(offset, buffers)
         return BlockReport(file, offset, size, digest.hexdigest())
 
     def close(self) -> None:
         """Close the files that a failure left unfinished."""
         self._writers.close()
+
+
+def _write_uncached(writer: Writer, offset: int, buffer: memoryview) -> bool:
+    return isinstance(writer, PageCacheWriter) and writer.write_uncached(offset, buffer)
 
 
 def check_replaceable(storage: Storage, folder: str) -> None:

@@ -12,20 +12,45 @@ from holdfast.core.errors import Mismatch
 from holdfast.merging.merge_plan import MergedTensor, MergePlan
 from holdfast.merging.methods import base
 from holdfast.merging.methods.base import Draws
+from holdfast.plan.files import RawArray, aligned_buffer
+
+
+class ReusedBuffers:
+    """A buffer for each input of a tensor, used for chunk after chunk: fresh memory costs more than reading into it."""
+
+    def __init__(self) -> None:
+        self._buffers: list[RawArray] = []
+
+    def take(self, number: int, size: int) -> RawArray:
+        """Return an input's buffer of at least `size` bytes."""
+        while len(self._buffers) <= number:
+            self._buffers.append(aligned_buffer(0))
+        if self._buffers[number].nbytes < size:
+            self._buffers[number] = aligned_buffer(size)
+        return self._buffers[number]
 
 
 class TensorChunks:
-    """Reads the inputs of one output tensor."""
+    """Reads the inputs of one output tensor. With `reused` buffers a chunk lives until the next one is read."""
 
-    def __init__(self, tensor: MergedTensor, files: Sequence[SourceFiles]) -> None:
+    def __init__(
+        self, tensor: MergedTensor, files: Sequence[SourceFiles], reused: ReusedBuffers | None = None
+    ) -> None:
         self._tensor = tensor
         self._files = files
+        self._reused = reused
 
     def read(self, start: int, stop: int, inputs: Sequence[int] | None = None) -> list[torch.Tensor]:
         task, members = self._tensor.task, self._tensor.inputs
-        chosen = members if inputs is None else [members[number] for number in inputs]
-        chunks = [member.source.read(self._files, start, stop) for member in chosen]
+        chosen = range(len(members)) if inputs is None else inputs
+        chunks = [self._read(number, start, stop) for number in chosen]
         return chunks if task is None else [chunk.to(task.dtype) for chunk in chunks]
+
+    def _read(self, number: int, start: int, stop: int) -> torch.Tensor:
+        source = self._tensor.inputs[number].source
+        size = (stop - start) * source.dtype.bytes
+        buffer = None if self._reused is None else self._reused.take(number, size)
+        return source.read(self._files, start, stop, buffer)
 
 
 class ChunkMerger:
@@ -36,6 +61,7 @@ class ChunkMerger:
         self._draws = draws
         self._scanned = scanned
         self._files = [model.open_files() for model in plan.models]
+        self._buffers = ReusedBuffers()
 
     def chunk_end(self, tensor: MergedTensor, begin: int) -> int:
         """Return where a chunk that begins at an element ends: a whole number of units from the first element on."""
@@ -44,8 +70,8 @@ class ChunkMerger:
         return (begin // step + 1) * step
 
     def merge(self, tensor: MergedTensor, start: int, stop: int) -> torch.Tensor:
-        """Return the flat elements [start, stop) of an output tensor, in its dtype."""
-        reader = TensorChunks(tensor, self._files)
+        """Return the flat elements [start, stop) of an output tensor, in its dtype, until the next call."""
+        reader = TensorChunks(tensor, self._files, self._buffers)
         task = tensor.task
         if task is None:
             return self._copy(tensor, reader.read(start, stop))

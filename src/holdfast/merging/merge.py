@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from holdfast.checkpoint.attempt import Attempt
@@ -18,7 +18,7 @@ from holdfast.core import limits
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress, no_progress
 from holdfast.merging.donor_files import RECORD, donor_files
-from holdfast.merging.input_digests import DigestedFiles, file_digests
+from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.input_verification import verifying
 from holdfast.merging.merge_options import MergeOptions, model_names
 from holdfast.merging.merge_plan import MergePlan, plan_merge
@@ -130,21 +130,25 @@ class PreparedMerge:
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
-        threads = thread_count(ranks)
-        with one_thread_per_operation(), verifying(self.plan, ranks, enabled=self.options.verify):
+        digests = InputDigests(self._digested(), ranks)
+        with (
+            closing(digests),
+            one_thread_per_operation(),
+            verifying(self.plan, ranks, enabled=self.options.verify),
+        ):
             run_on_all_ranks(ranks, self._check_models)
-            self._record = merge_record(self.options, self.plan, file_digests(self._digested(), ranks, threads))
             draws = draws_of(self.options.rng, self.options.seed, ranks)
-            threads = 1 if draws.sequential else threads
+            threads = 1 if draws.sequential else thread_count(ranks)
             scanned = scan_tensors(self.plan, draws, ranks, threads, progress)
             blocks = blocks_of(self.output.files, BLOCK_BYTES)
             own = blocks_of_rank(blocks, ranks, whole_files=attempt.storage.whole_files)
 
             def work() -> list[list[object]]:
-                reports = write_blocks(self.plan, scanned, draws, own, attempt, threads, progress)
+                reports = write_blocks(self.plan, scanned, draws, own, attempt, threads, digests, progress)
                 return [report.fields() for report in reports]
 
             answers = run_on_all_ranks(ranks, work)
+            self._record = merge_record(self.options, self.plan, digests.collect(thread_count(ranks)))
         return [BlockReport.from_fields(report) for answer in answers for report in answer]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from holdfast.core.ranks import Ranks
 from holdfast.core.terminal import Progress
 from holdfast.core.threads import cores
 from holdfast.merging.chunk_reader import ChunkMerger
+from holdfast.merging.input_digests import InputDigests
 from holdfast.merging.merge_plan import MergedTensor, MergePlan
 from holdfast.merging.methods.base import Draws
 from holdfast.plan.files import Place, aligned_buffer
@@ -97,10 +99,12 @@ def write_blocks(
     blocks: Sequence[MergedBlock],
     attempt: Attempt,
     threads: int,
+    digests: InputDigests,
     progress: Progress,
 ) -> list[BlockReport]:
-    """Merge and write blocks on threads. Returns once they are durable."""
+    """Merge and write blocks on threads, and digest the inputs as they are used. Returns once all is durable."""
     largest = max((block.size for block in blocks), default=0)
+    begun = itertools.count(1)
     mergers: list[ChunkMerger] = []
 
     def gatherer() -> Callable[[MergedBlock], list[memoryview]]:
@@ -110,6 +114,7 @@ def write_blocks(
         buffer = aligned_buffer(largest)
 
         def gather(block: MergedBlock) -> list[memoryview]:
+            digests.advance(next(begun) / len(blocks))
             with torch.inference_mode():
                 fill_block(block, merger, plan.tensors, buffer)
             return [buffer[: block.size].data]
@@ -117,7 +122,7 @@ def write_blocks(
         return gather
 
     try:
-        return attempt.write(blocks, gatherer, threads, lambda report: progress(report.size))
+        return attempt.write(blocks, gatherer, threads, lambda report: progress(report.size), uncached=True)
     finally:
         for merger in mergers:
             merger.close()

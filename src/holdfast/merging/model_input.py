@@ -47,8 +47,13 @@ class TensorSource(Protocol):
     def places(self) -> Sequence[Place]:
         """Return the stored tensors that are read."""
 
-    def read(self, files: Sequence[SourceFiles], start: int, stop: int) -> torch.Tensor:
-        """Return the flat elements [start, stop) in a tensor of its own. `files` are those of every model."""
+    def read(
+        self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None
+    ) -> torch.Tensor:
+        """Return the flat elements [start, stop), which may be written to. `files` are those of every model.
+
+        The elements may be in `buffer`, whose bytes suffice for them, until it is used again.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,11 @@ class StoredTensorSource:
     def places(self) -> Sequence[Place]:
         return self.recipe.sources()
 
-    def read(self, files: Sequence[SourceFiles], start: int, stop: int) -> torch.Tensor:
-        array = np.empty(stop - start, f"u{self.dtype.bytes}")
+    def read(
+        self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None
+    ) -> torch.Tensor:
+        size = (stop - start) * self.dtype.bytes
+        array = (np.empty(size, np.uint8) if buffer is None else buffer[:size]).view(f"u{self.dtype.bytes}")
         recipe = self.recipe
         place = recipe.terms[0].source if recipe.terms else None
         if place is not None and recipe.is_whole(place.spec.shape) and recipe.dtype is place.spec.dtype:

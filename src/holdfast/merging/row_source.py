@@ -14,7 +14,7 @@ import torch
 from holdfast.convert.source_files import SourceFiles
 from holdfast.format.dtypes import DType
 from holdfast.merging.model_input import TensorSource
-from holdfast.plan.files import Place
+from holdfast.plan.files import Place, RawArray
 
 NOWHERE = -1  # a row of zeros
 
@@ -49,7 +49,9 @@ class GatheredRows:
     def places(self) -> Sequence[Place]:
         return [place for source in self.sources if source is not None for place in source.places()]
 
-    def read(self, files: Sequence[SourceFiles], start: int, stop: int) -> torch.Tensor:
+    def read(
+        self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None
+    ) -> torch.Tensor:
         width = math.prod(self.shape[1:])
         first, last = start // width, -(-stop // width)
         out = torch.zeros((last - first, width), dtype=getattr(torch, self.dtype.name))

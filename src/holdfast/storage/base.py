@@ -70,6 +70,17 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class PageCacheWriter(Writer, Protocol):
+    """A writer to a disk of this host. Several threads may use it at once."""
+
+    def write_uncached(self, offset: int, buffer: memoryview) -> bool:
+        """Write whole pages past the page cache, and the rest of the buffer through it.
+
+        Returns False if the file system cannot, or unless the offset and the address are multiples of a page.
+        """
+
+
 class Hold(Protocol):
     """A mark that a process is using a folder. The mark ends with the process."""
 

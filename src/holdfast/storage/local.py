@@ -112,11 +112,14 @@ class LocalStorage(StampedFolders):
 
     def pin(self, folder: str) -> LocalPin:
         path = self.root / folder
+        # A link may point to another file system.
+        mappable = self._is_local() and (not path.is_symlink() or linux.is_local_file_system(path))
+        return LocalPin(path, mappable=mappable)
+
+    def _is_local(self) -> bool:
         if self._mappable is None:
             self._mappable = linux.is_local_file_system(self.root)
-        # A link may point to another file system.
-        mappable = self._mappable and (not path.is_symlink() or linux.is_local_file_system(path))
-        return LocalPin(path, mappable=mappable)
+        return self._mappable
 
     def trust_check(self) -> Callable[[str], None]:
         """Return a check that raises Untrusted for a folder of another user, and Damaged for a broken link.
@@ -164,7 +167,7 @@ class LocalStorage(StampedFolders):
         return self.root / attempt / name
 
     def writer(self, attempt: str, name: str) -> LocalWriter:
-        return LocalWriter(self._path(attempt, name))
+        return LocalWriter(self._path(attempt, name), is_local=self._is_local())
 
     def put(self, attempt: str, name: str, data: bytes) -> None:
         self.create(attempt, name, 0)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.core.errors import Damaged, HoldfastError, NotFound, StorageError
+from holdfast.core.limits import PAGE_BYTES
 from holdfast.core.names import check_file
 from holdfast.storage import linux
 from holdfast.storage.base import Stamped
@@ -157,14 +158,16 @@ def _remaining(buffers: list[memoryview], count: int) -> list[memoryview]:
 class LocalWriter:
     """A file of an attempt. Several processes may write disjoint ranges of it.
 
-    `write_back` starts writing to disk after every `write`, so that little is left for `sync`.
+    `write_back` starts writing to disk after every `write`, so that little is left for `sync`. `is_local` says that the
+    file is on a disk of this host, where large writes gain by going past the page cache.
     """
 
-    def __init__(self, path: Path, *, write_back: bool = True) -> None:
+    def __init__(self, path: Path, *, write_back: bool = True, is_local: bool = False) -> None:
         self.path = path
         self._write_back = write_back
         with storage_errors(f"opening {path} for writing"):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._uncached = UncachedFile(self._descriptor, os.O_WRONLY) if is_local else None
 
     def write(self, offset: int, buffers: Sequence[memoryview]) -> None:
         waiting = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
@@ -177,11 +180,24 @@ class LocalWriter:
             if self._write_back:
                 linux.start_write_back(self._descriptor, offset, position - offset)
 
+    def write_uncached(self, offset: int, buffer: memoryview) -> bool:
+        data = buffer.cast("B")
+        whole = data.nbytes - data.nbytes % PAGE_BYTES
+        if self._uncached is None or not whole or offset % PAGE_BYTES:
+            return False
+        with storage_errors(f"writing {self.path} at {offset}"):
+            if not self._uncached.write(offset, data[:whole]):
+                return False
+        self.write(offset + whole, [data[whole:]])
+        return True
+
     def sync(self) -> None:
         with storage_errors(f"syncing {self.path}"):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
+        if self._uncached is not None:
+            self._uncached.close()
         os.close(self._descriptor)
 
 

@@ -1,4 +1,4 @@
-"""Reads past the page cache, of what the kernel says it does not hold."""
+"""Reads past the page cache, of what the kernel says it does not hold; and writes past it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from holdfast.storage import linux
 
 
 class UncachedFile:
-    """An open file, read again past the page cache. Thread-safe."""
+    """An open file, read or written again past the page cache. Thread-safe."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, access: int = os.O_RDONLY) -> None:
         self._descriptor = descriptor
+        self._access = access
         self._lock = threading.Lock()
         self._direct: int | None = None
         self._refused = False
@@ -49,10 +50,29 @@ class UncachedFile:
             return None
         return position
 
+    def write(self, offset: int, buffer: memoryview) -> bool:
+        """Write the buffer past the cache; False if that is not possible, and then any part may have been written.
+
+        The offset, the size and the address are multiples of a page.
+        """
+        direct = self._open()
+        if direct is None:
+            return False
+        try:
+            position = 0
+            while position < buffer.nbytes:
+                position += os.pwritev(direct, [buffer[position:]], offset + position)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self._refused = True
+            return False
+        return True
+
     def _open(self) -> int | None:
         with self._lock:
             if self._direct is None and not self._refused:
-                flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
+                flags = self._access | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
                 with contextlib.suppress(OSError):  # no O_DIRECT here, or no /proc
                     if hasattr(os, "O_DIRECT") and not linux.is_overlay(self._descriptor):
                         self._direct = os.open(f"/proc/self/fd/{self._descriptor}", flags)

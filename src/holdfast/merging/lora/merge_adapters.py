@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from holdfast.checkpoint.attempt import Attempt
@@ -29,7 +29,7 @@ from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.format import strictjson
 from holdfast.merging.donor_files import RECORD, with_fields
-from holdfast.merging.input_digests import DigestedFiles, file_digests
+from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.lora.adapter import Adapter
 from holdfast.merging.lora.borrowed_files import BorrowedFile
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
@@ -147,11 +147,21 @@ class PreparedLoraMerge:
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
-        self._record = self._written_record(file_digests(self._digested(), ranks, thread_count(ranks)))
-        with one_thread_per_operation():
-            return stream_output(
-                self.source, self.output, BLOCK_BYTES, ranks, attempt, progress, verify=self.options.verify
+        digests = InputDigests(self._digested(), ranks)
+        written = 0
+
+        def progressed(size: int) -> None:
+            nonlocal written
+            written += size
+            digests.advance(min(1.0, written * ranks.world / self.total_bytes))
+            progress(size)
+
+        with closing(digests), one_thread_per_operation():
+            reports = stream_output(
+                self.source, self.output, BLOCK_BYTES, ranks, attempt, progressed, verify=self.options.verify
             )
+            self._record = self._written_record(digests.collect(thread_count(ranks)))
+        return reports
 
     def _digested(self) -> list[DigestedFiles]:
         lock = threading.Lock()

@@ -10,6 +10,8 @@ import torch
 from holdfast.core.errors import InvalidArgument
 from holdfast.merging.methods.base import Draws, MergeMethod, MethodParameter, TensorTask
 
+_STRIP_ELEMENTS = 1 << 15  # so that all steps of a strip find it in the cache of a core
+
 
 class LinearMerge(MergeMethod):
     """The weighted average of the models, computed in float32 and rounded once."""
@@ -36,12 +38,17 @@ class LinearMerge(MergeMethod):
         self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor], draws: Draws
     ) -> torch.Tensor:
         weights = self._weights(task)
-        result = torch.zeros(tensors[0].shape, dtype=weights.dtype)
-        for tensor, weight in zip(tensors, weights.unbind(1), strict=True):
-            result.addcmul_(tensor, weight)
-        if task.shared["normalize"]:
-            result.div_(weights.sum(dim=1))
-        return result.to(task.dtype)
+        divisor = weights.sum(dim=1)
+        divides = task.shared["normalize"] and divisor.item() != 1
+        out = tensors[0]
+        sums = torch.empty(min(_STRIP_ELEMENTS, len(out)), dtype=weights.dtype)
+        exact = torch.empty_like(sums)
+        for strips in zip(*(tensor.split(_STRIP_ELEMENTS) for tensor in tensors), strict=True):
+            total, value = sums[: len(strips[0])].zero_(), exact[: len(strips[0])]
+            for strip, weight in zip(strips, weights.unbind(1), strict=True):
+                total.addcmul_(value.copy_(strip), weight)
+            strips[0].copy_(total.div_(divisor) if divides else total)
+        return out
 
 
 class PassthroughMerge(MergeMethod):
