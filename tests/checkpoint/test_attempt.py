@@ -14,6 +14,7 @@ from holdfast.checkpoint.attempt import Attempt, new_attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.core.errors import HoldfastError
 from holdfast.format.digest import digest_hex
+from holdfast.plan.files import aligned_buffer
 from holdfast.plan.save_plan import BlockPlan
 from holdfast.storage.local import LocalStorage, LocalWriter
 
@@ -66,6 +67,29 @@ def test_blocks_may_come_from_several_threads(tmp_path: Path) -> None:
         reports = list(pool.map(lambda at: writer.write("a", at, 1, views(bytes([at]))), range(64)))
     assert (tmp_path / attempt.name / "a").read_bytes() == bytes(range(64))
     assert [report.offset for report in reports] == list(range(64))
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_blocks_past_the_page_cache_have_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    attempt = Attempt(LocalStorage(tmp_path, mappable=is_local), new_attempt(), "step-000000000001")
+    attempt.create([("a", 3 * 4096 + 5)])
+    tried: list[int] = []
+    write_uncached = LocalWriter.write_uncached
+
+    def watched(writer: LocalWriter, offset: int, buffer: memoryview) -> bool:
+        tried.append(offset)
+        return write_uncached(writer, offset, buffer)
+
+    monkeypatch.setattr(LocalWriter, "write_uncached", watched)
+    buffer = aligned_buffer(2 * 4096 + 5)
+    buffer[:] = 3
+    writer = attempt.block_writer(["a"] * 2, uncached=True)
+    assert writer.write("a", 0, 4096, [buffer[:4096].data]).digest == digest_hex(bytes([3]) * 4096)
+    writer.write("a", 4096, buffer.nbytes, [buffer.data])
+    assert tried == [0, 4096]
+    assert (tmp_path / attempt.name / "a").read_bytes() == bytes([3]) * (3 * 4096 + 5)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -1,15 +1,17 @@
-"""Reads past the page cache: the same bytes, nothing left in the cache, and a refusal where it would not pay."""
+"""Reads and writes past the page cache: the same bytes, nothing left in the cache, a refusal where it would not pay."""
 
 from __future__ import annotations
 
+import errno
 import os
 
+import numpy as np
 import pytest
 
-from holdfast.core.errors import Damaged
+from holdfast.core.errors import Damaged, StorageError
 from holdfast.plan.files import aligned_buffer
 from holdfast.storage.linux import cached_bytes
-from holdfast.storage.local_files import LocalReader
+from holdfast.storage.local_files import LocalReader, LocalWriter
 from holdfast.storage.uncached import UncachedFile
 
 PAGE = 4096
@@ -96,3 +98,60 @@ def test_without_proc_or_direct_reads_it_refuses(file, monkeypatch):
     assert uncached.read(0, aligned_buffer(PAGE).data) is None
     uncached.close()
     os.close(descriptor)
+
+
+def reserved(path, size: int) -> LocalWriter:
+    path.write_bytes(bytes(size))
+    evict(path)
+    return LocalWriter(path, is_local=True)
+
+
+def test_whole_pages_are_written_past_the_cache_and_the_rest_through_it(tmp_path):
+    path = tmp_path / "out"
+    buffer = aligned_buffer(16 * PAGE + 100)
+    buffer[:] = np.frombuffer(os.urandom(buffer.nbytes), np.uint8)
+    writer = reserved(path, PAGE + buffer.nbytes)
+    if not writer.write_uncached(PAGE, buffer.data):
+        writer.close()
+        pytest.skip("this file system has no direct writes")
+    assert cached_bytes(writer._descriptor, 0, 17 * PAGE) == 0
+    writer.sync()
+    writer.close()
+    assert path.read_bytes() == bytes(PAGE) + buffer.tobytes()
+
+
+@pytest.mark.parametrize(("offset", "size"), [(1, PAGE), (0, PAGE - 1)])
+def test_parts_of_pages_are_not_written_past_the_cache(tmp_path, offset, size):
+    writer = reserved(tmp_path / "out", 2 * PAGE)
+    assert not writer.write_uncached(offset, aligned_buffer(size).data)
+    writer.close()
+
+
+def test_memory_that_is_not_aligned_is_left_to_the_cache(tmp_path):
+    path = tmp_path / "out"
+    writer = reserved(path, PAGE)
+    data = aligned_buffer(2 * PAGE)[1 : 1 + PAGE]
+    data[:] = 7
+    if not writer.write_uncached(0, data.data):
+        writer.write(0, [data.data])
+    writer.close()
+    assert path.read_bytes() == bytes([7]) * PAGE
+
+
+def test_a_file_on_another_host_is_never_written_so(tmp_path):
+    (tmp_path / "out").write_bytes(bytes(PAGE))
+    writer = LocalWriter(tmp_path / "out")
+    assert not writer.write_uncached(0, aligned_buffer(PAGE).data)
+    writer.close()
+
+
+def test_a_full_disk_is_reported_by_writes_past_the_cache(tmp_path, monkeypatch):
+    writer = reserved(tmp_path / "out", PAGE)
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(StorageError, match="No space left on device; free some space"):
+        writer.write_uncached(0, aligned_buffer(PAGE).data) or writer.write(0, [aligned_buffer(PAGE).data])
+    writer.close()

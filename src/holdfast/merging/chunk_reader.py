@@ -33,9 +33,7 @@ class ReusedBuffers:
 class TensorChunks:
     """Reads the inputs of one output tensor. With `reused` buffers a chunk lives until the next one is read."""
 
-    def __init__(
-        self, tensor: MergedTensor, files: Sequence[SourceFiles], reused: ReusedBuffers | None = None
-    ) -> None:
+    def __init__(self, tensor: MergedTensor, files: Sequence[SourceFiles], reused: ReusedBuffers | None = None) -> None:
         self._tensor = tensor
         self._files = files
         self._reused = reused

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core import limits, names
@@ -59,13 +60,13 @@ class InputDigests:
             for files in tasks:
                 files.finish()
 
-        def share() -> list[tuple[int, str, str]]:
+        def share() -> list[list[Any]]:
             run_on_threads(min(threads, self._inputs), "holdfast-digest", self._files, work)
-            return [(files.number, name, digest) for files in self._files for name, digest in files.found.items()]
+            return [[files.number, name, digest] for files in self._files for name, digest in files.found.items()]
 
         digests: list[dict[str, str]] = [{} for _ in range(self._inputs)]
         answers = run_on_all_ranks(self._ranks, share)
-        for number, name, digest in sorted(tuple(entry) for answer in answers for entry in answer):
+        for number, name, digest in sorted(entry for answer in answers for entry in answer):
             digests[number][name] = digest
         return list(digests)
 

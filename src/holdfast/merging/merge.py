@@ -138,7 +138,8 @@ class PreparedMerge:
         ):
             run_on_all_ranks(ranks, self._check_models)
             draws = draws_of(self.options.rng, self.options.seed, ranks)
-            threads = 1 if draws.sequential else thread_count(ranks)
+            cores = thread_count(ranks)
+            threads = 1 if draws.sequential else cores
             scanned = scan_tensors(self.plan, draws, ranks, threads, progress)
             blocks = blocks_of(self.output.files, BLOCK_BYTES)
             own = blocks_of_rank(blocks, ranks, whole_files=attempt.storage.whole_files)
@@ -148,7 +149,7 @@ class PreparedMerge:
                 return [report.fields() for report in reports]
 
             answers = run_on_all_ranks(ranks, work)
-            self._record = merge_record(self.options, self.plan, digests.collect(thread_count(ranks)))
+            self._record = merge_record(self.options, self.plan, digests.collect(cores))
         return [BlockReport.from_fields(report) for answer in answers for report in answer]
 
 

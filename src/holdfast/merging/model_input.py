@@ -47,9 +47,7 @@ class TensorSource(Protocol):
     def places(self) -> Sequence[Place]:
         """Return the stored tensors that are read."""
 
-    def read(
-        self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None
-    ) -> torch.Tensor:
+    def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
         """Return the flat elements [start, stop), which may be written to. `files` are those of every model.
 
         The elements may be in `buffer`, whose bytes suffice for them, until it is used again.
@@ -74,9 +72,7 @@ class StoredTensorSource:
     def places(self) -> Sequence[Place]:
         return self.recipe.sources()
 
-    def read(
-        self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None
-    ) -> torch.Tensor:
+    def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
         size = (stop - start) * self.dtype.bytes
         array = (np.empty(size, np.uint8) if buffer is None else buffer[:size]).view(f"u{self.dtype.bytes}")
         recipe = self.recipe

@@ -49,9 +49,7 @@ class GatheredRows:
     def places(self) -> Sequence[Place]:
         return [place for source in self.sources if source is not None for place in source.places()]
 
-    def read(
-        self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None
-    ) -> torch.Tensor:
+    def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
         width = math.prod(self.shape[1:])
         first, last = start // width, -(-stop // width)
         out = torch.zeros((last - first, width), dtype=getattr(torch, self.dtype.name))

@@ -36,6 +36,20 @@ def test_linear_divides_by_the_sum_of_the_weights():
     assert found.tolist() == [0.75, 0.75]
 
 
+@pytest.mark.parametrize("weights", [(0.5, 0.25, 0.25), (3, 1, 2)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_linear_in_strips_is_linear_of_all_at_once(monkeypatch, weights, dtype):
+    inputs = [torch.randn(1000, dtype=torch.float64).to(dtype) for _ in weights]
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    expected = torch.zeros(1000, dtype=exact)
+    for tensor, weight in zip(inputs, weights, strict=True):
+        expected.addcmul_(tensor, torch.tensor([weight], dtype=exact))
+    expected.div_(sum(weights))
+    monkeypatch.setattr("holdfast.merging.methods.averages._STRIP_ELEMENTS", 96)
+    found = LinearMerge().merge(task(weights, dtype), None, 0, [tensor.clone() for tensor in inputs], NO_DRAWS)
+    assert torch.equal(found, expected.to(dtype))
+
+
 def test_linear_refuses_weights_that_add_up_to_nothing():
     with pytest.raises(InvalidArgument, match="add up to 0"):
         LinearMerge().check(task([1, -1]))

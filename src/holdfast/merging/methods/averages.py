@@ -10,7 +10,7 @@ import torch
 from holdfast.core.errors import InvalidArgument
 from holdfast.merging.methods.base import Draws, MergeMethod, MethodParameter, TensorTask
 
-_STRIP_ELEMENTS = 1 << 15  # so that all steps of a strip find it in the cache of a core
+_STRIP_ELEMENTS = 1 << 16  # so that all steps of a strip find it in the cache of a core
 
 
 class LinearMerge(MergeMethod):
@@ -38,14 +38,14 @@ class LinearMerge(MergeMethod):
         self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor], draws: Draws
     ) -> torch.Tensor:
         weights = self._weights(task)
-        divisor = weights.sum(dim=1)
+        divisor, factors = weights.sum(dim=1), weights.unbind(1)
         divides = task.shared["normalize"] and divisor.item() != 1
         out = tensors[0]
         sums = torch.empty(min(_STRIP_ELEMENTS, len(out)), dtype=weights.dtype)
         exact = torch.empty_like(sums)
         for strips in zip(*(tensor.split(_STRIP_ELEMENTS) for tensor in tensors), strict=True):
             total, value = sums[: len(strips[0])].zero_(), exact[: len(strips[0])]
-            for strip, weight in zip(strips, weights.unbind(1), strict=True):
+            for strip, weight in zip(strips, factors, strict=True):
                 total.addcmul_(value.copy_(strip), weight)
             strips[0].copy_(total.div_(divisor) if divides else total)
         return out
