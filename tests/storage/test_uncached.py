@@ -153,5 +153,6 @@ def test_a_full_disk_is_reported_by_writes_past_the_cache(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "pwritev", full)
     with pytest.raises(StorageError, match="No space left on device; free some space"):
-        writer.write_uncached(0, aligned_buffer(PAGE).data) or writer.write(0, [aligned_buffer(PAGE).data])
+        if not writer.write_uncached(0, aligned_buffer(PAGE).data):
+            writer.write(0, [aligned_buffer(PAGE).data])
     writer.close()

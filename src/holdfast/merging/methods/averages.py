@@ -43,7 +43,8 @@ class LinearMerge(MergeMethod):
         out = tensors[0]
         sums = torch.empty(min(_STRIP_ELEMENTS, len(out)), dtype=weights.dtype)
         exact = torch.empty_like(sums)
-        for strips in zip(*(tensor.split(_STRIP_ELEMENTS) for tensor in tensors), strict=True):
+        for begin in range(0, len(out), _STRIP_ELEMENTS):
+            strips = [tensor[begin : begin + _STRIP_ELEMENTS] for tensor in tensors]
             total, value = sums[: len(strips[0])].zero_(), exact[: len(strips[0])]
             for strip, weight in zip(strips, factors, strict=True):
                 total.addcmul_(value.copy_(strip), weight)
