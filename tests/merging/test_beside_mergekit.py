@@ -191,6 +191,25 @@ def test_model_stock(folder, tmp_path, filter_wise, dtype):
         assert all(torch.allclose(found, theirs[key], atol=1e-6) for key, found in tensors(ours).items())
 
 
+@pytest.mark.parametrize(("family", "tied"), FAMILIES)
+@pytest.mark.parametrize("method", ["ties", "dare_ties", "della", "model_stock"])
+def test_models_in_several_files(folder, tmp_path, method, family, tied):
+    sharded = {"tied": tied, "max_shard_size": "20KB"}
+    base, a, b = (folder(family, **sharded, **seed) for seed in ({}, {"seed": 1}, {"seed": 2}))
+    assert len(list(base.glob("*.safetensors"))) > 3
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    if method == "model_stock":
+        holdfast.merge([a, b], ours, method=method, base=base, max_shard_size=30_000)
+        listed = [{"model": str(path)} for path in (a, b)]
+        expected = peer_merge({"merge_method": method, "models": listed, "base_model": str(base)}, theirs)
+    else:
+        options: dict[str, Any] = {"weights": [0.7, 0.6], "densities": [0.5, 0.3], "rng": "mergekit", "seed": 42}
+        holdfast.merge([a, b], ours, method=method, base=base, max_shard_size=30_000, **options)
+        expected = peer_merge(peer_config(method, base, [a, b], [0.5, 0.3]), theirs, seed=42, stable=True)
+    assert same(tensors(ours), expected)
+    indexed(ours)
+
+
 def both_from_yaml(tmp_path, config):
     """Merge what a file of mergekit describes with both."""
     (tmp_path / "merge.yml").write_text(json.dumps(config))

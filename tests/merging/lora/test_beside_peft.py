@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from holdfast.convert.computed import rows_per_band
 from holdfast.merging.lora.merge_lora_call import merge_lora
 from holdfast.merging.merge_stream import one_thread_per_operation
+from tests.merging import models
 from tests.merging.lora import adapters
 
 LINEAR = ["q_proj", "k_proj", "o_proj", "gate_proj", "down_proj"]
@@ -62,6 +63,24 @@ def test_a_llama_is_merged_to_the_last_bit(tmp_path: Path, case: str, dtype: tor
         assert (tmp_path / "merged" / name).read_bytes() == (base / name).read_bytes()
     index = json.loads((tmp_path / "merged" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(v.nbytes for v in model.state_dict().values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("max_shard_size", ["5GB", "20KB"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_three_architectures_tied_or_not_sharded_or_not(
+    tmp_path: Path, family: str, tied: bool, max_shard_size: str
+) -> None:
+    base = models.write(tmp_path / "base", family, tied=tied, max_shard_size=max_shard_size)
+    assert (len(list(base.glob("*.safetensors"))) > 1) == (max_shard_size == "20KB")
+    targets = ["c_attn", "c_fc", "c_proj", "wte"] if family == "gpt2" else [*LINEAR, "embed_tokens"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        added = adapters.adapter(base, tmp_path / "adapter", target_modules=targets, fan_in_fan_out=family == "gpt2")
+    done = merge_lora(added, tmp_path / "merged", base=base, max_shard_size="40KB")
+    assert len(done.changed) > 10
+    compare(tmp_path / "merged", adapters.merged_by_peft(base, added))
 
 
 @pytest.mark.parametrize("case", [{}, {"trainable_token_indices": [1, 2]}, {"target_modules": ["embed_tokens"]}])
