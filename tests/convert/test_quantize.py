@@ -16,6 +16,7 @@ from holdfast.convert.quantize import QuantizeOptions, block_scales
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from tests.convert.test_quantized import llama
+from tests.merging import models
 
 
 def weights(path: Path, **tensors: torch.Tensor) -> Path:
@@ -112,6 +113,34 @@ def test_transformers_opens_the_result_and_computes_nearly_the_same(tmp_path: Pa
     with torch.no_grad():
         difference = opened(tokens).logits.float() - model(tokens).logits
     assert difference.abs().max() < 0.2 * model(tokens).logits.abs().max()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("max_shard_size", ["5GB", "20KB"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_three_architectures_there_and_back(tmp_path: Path, family: str, tied: bool, max_shard_size: str) -> None:
+    base = models.write(tmp_path / "base", family, tied=tied, max_shard_size=max_shard_size)
+    once, twice = there_and_back(tmp_path, base, "bfloat16")
+    assert folder_bytes(once) == folder_bytes(twice)
+    before, plain, fp8 = models.tensors(base), models.tensors(tmp_path / "plain"), models.tensors(once)
+    assert before.keys() == plain.keys()
+    scaled = {key.removesuffix("_scale_inv") for key in fp8 if key.endswith("_scale_inv")}
+    assert len(scaled) >= 3 * (4 if family == "gpt2" else 7)
+    for key, value in before.items():
+        if key not in scaled:
+            assert torch.equal(plain[key], value), key
+            continue
+        # A scale for each block of 128x128: the sizes of these models are smaller.
+        scales = fp8[f"{key}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+        wanted = fp8[key].float() * scales[: value.shape[0], : value.shape[1]]
+        assert torch.equal(plain[key], wanted.bfloat16()), key
+        assert (plain[key].float() - value.float()).abs().max() <= value.float().abs().max() / 16
+    loader: Any = AutoModelForCausalLM
+    _, info = loader.from_pretrained(tmp_path / "plain", dtype="auto", output_loading_info=True)
+    assert not any(info.values()), info
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        assert (tmp_path / "plain" / name).read_bytes() == (base / name).read_bytes()
 
 
 def test_embeddings_heads_norms_routers_and_patterns_stay(tmp_path: Path) -> None:

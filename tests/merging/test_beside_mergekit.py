@@ -196,7 +196,7 @@ def test_model_stock(folder, tmp_path, filter_wise, dtype):
 def test_models_in_several_files(folder, tmp_path, method, family, tied):
     sharded = {"tied": tied, "max_shard_size": "20KB"}
     base, a, b = (folder(family, **sharded, **seed) for seed in ({}, {"seed": 1}, {"seed": 2}))
-    assert len(list(base.glob("*.safetensors"))) > 3
+    assert len(list(base.glob("*.safetensors"))) > 1
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     if method == "model_stock":
         holdfast.merge([a, b], ours, method=method, base=base, max_shard_size=30_000)
