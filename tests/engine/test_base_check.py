@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import holdfast
-from tests.adapters.peft_cases import SIZES, adapted, open_base, write_base
+from holdfast.format import strictjson
+from holdfast.format.digest import digest_hex
+from tests.adapters.peft_cases import SIZES, adapted, open_base, quantized, write_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 pytest.importorskip("peft", reason="peft is not installed: make setup")
@@ -54,6 +56,70 @@ def test_a_missing_base_is_not_found(tmp_path: Path, base: Path) -> None:
     require_untouched(tmp_path / "x", live, holdfast.NotFound, "its base model .*/base is missing on this host")
     moved = adapted(open_base(tmp_path / "moved"), "lora", seed=7)
     assert not holdfast.load(tmp_path / "x", {"model": moved}).notes
+
+
+KINDS = {
+    "": "not quantized",
+    "nf4": "bitsandbytes nf4 with double quantization",
+    "8 bits": "bitsandbytes int8",
+    "int8": "Int8Tensor",
+}
+
+
+def make(folder: Path, kind: str) -> Any:
+    pytest.importorskip("torchao" if kind == "int8" else "bitsandbytes" if kind else "peft")
+    model = open_base(folder)
+    return adapted(quantized(model, kind) if kind else model, "lora", seed=7)
+
+
+def adapter_of(model: Any) -> dict[str, torch.Tensor]:
+    return {key: tensor for key, tensor in model.state_dict().items() if "lora" in key}
+
+
+@pytest.mark.parametrize(
+    ("trained", "live"), [("nf4", ""), ("8 bits", ""), ("int8", ""), ("", "nf4"), ("", "int8"), ("nf4", "8 bits")]
+)
+def test_a_base_that_is_quantized_otherwise_is_a_mismatch(tmp_path: Path, base: Path, trained: str, live: str) -> None:
+    holdfast.save(tmp_path / "trained", {"model": make(base, trained)}, base="reference")
+    match = f"trained on a base model that is .*{KINDS[trained]}.*, and the live one is .*{KINDS[live]}"
+    other = make(base, live)
+    before = {key: tensor.clone() for key, tensor in adapter_of(other).items()}
+    with pytest.raises(holdfast.Mismatch, match=match):
+        holdfast.load(tmp_path / "trained", {"model": other})
+    assert all(torch.equal(before[key], tensor) for key, tensor in adapter_of(other).items())
+    report = holdfast.load(tmp_path / "trained", {"model": other}, strict=False)
+    assert report.loaded and any("trained on a base model" in note for note in report.notes)
+    assert not holdfast.load(tmp_path / "trained", {"model": make(base, trained)}).notes
+
+
+def test_the_quantization_of_a_base_that_is_not_stored_is_a_note(tmp_path: Path, base: Path) -> None:
+    holdfast.save(tmp_path / "trained", {"model": make(base, "nf4")}, base="none")
+    notes = holdfast.load(tmp_path / "trained", {"model": make(base, "")}).notes
+    assert any(f"quantized as {KINDS['nf4']}, and the live one is not quantized" in note for note in notes)
+    assert len(holdfast.load(tmp_path / "trained", {"model": make(base, "nf4")}).notes) == 1
+
+
+def test_a_step_that_does_not_say_how_its_base_was_quantized_loads(tmp_path: Path, base: Path) -> None:
+    manifest = tmp_path / "x" / "holdfast.json"
+    fields = strictjson.loads(manifest.read_bytes(), "manifest")
+    del fields["bases"]["model"]["quantized"], fields["digest"]
+    fields["digest"] = digest_hex(strictjson.dumps(fields))
+    manifest.write_bytes(strictjson.dumps(fields) + b"\n")
+    assert not holdfast.load(tmp_path / "x", {"model": make(base, "nf4")}).notes
+
+
+def test_verify_show_and_diff_name_the_quantization(tmp_path: Path, base: Path) -> None:
+    from click.testing import CliRunner
+
+    from holdfast.cli.diff import command as diff
+    from holdfast.cli.show import command as show
+
+    holdfast.save(tmp_path / "trained", {"model": make(base, "nf4")}, base="reference")
+    text = f"the base model of model, {base}, quantized in memory as {KINDS['nf4']}"
+    assert holdfast.open(tmp_path / "trained").verify().unchecked == (text,)
+    assert text in CliRunner().invoke(show, [str(tmp_path / "trained")]).output
+    output = CliRunner().invoke(diff, [str(tmp_path / "x"), str(tmp_path / "trained")]).output
+    assert "the quantization of the base model differs" in output and KINDS["nf4"] in output
 
 
 def test_verify_and_show_name_the_base(tmp_path: Path, base: Path) -> None:

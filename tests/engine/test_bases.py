@@ -74,6 +74,33 @@ def test_a_base_that_is_quantized_in_memory_is_its_folder(tmp_path: Path, base: 
         holdfast.load(tmp_path / "x", {"model": live, "optimizer": resumed})
 
 
+@pytest.mark.parametrize("kind", ["nf4", "8 bits"])
+def test_a_base_of_bitsandbytes_is_not_stored_in_full_since_no_load_could_fill_it(
+    tmp_path: Path, base: Path, kind: str
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    how = "bitsandbytes int8" if kind == "8 bits" else "bitsandbytes nf4"
+    model = adapted(quantized(open_base(base), kind), "lora")
+    with pytest.raises(holdfast.Unsupported, match=f"base='full'.*quantized as {how}.*base='none'"):
+        holdfast.save(tmp_path / "x", {"model": model}, base="full")
+    from_nowhere = quantized(fresh(), kind)
+    with pytest.raises(holdfast.Unsupported, match=r"came from no folder.*no load could fill.*base='none'"):
+        holdfast.save(tmp_path / "x", {"model": adapted(from_nowhere, "lora")})
+    assert not (tmp_path / "x").exists()
+    assert saved(tmp_path / "x", adapted(from_nowhere, "lora"), base="none") == ("none", [])
+
+
+def test_a_base_that_torchao_quantized_is_stored_in_full_and_loads(tmp_path: Path, base: Path) -> None:
+    pytest.importorskip("torchao")
+    model = adapted(quantized(open_base(base), "int8"), "lora")
+    holdfast.save(tmp_path / "x", {"model": model}, base="full")
+    live = adapted(quantized(open_base(base), "int8"), "lora", seed=7)
+    assert holdfast.load(tmp_path / "x", {"model": live}).loaded
+    tokens = torch.arange(8).reshape(1, 8)
+    with torch.no_grad():
+        assert torch.equal(live(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
 def test_only_the_adapters_without_a_base(tmp_path: Path) -> None:
     assert saved(tmp_path / "x", adapted(fresh(), "lora"), base="none") == ("none", [])
     report = holdfast.load(tmp_path / "x", {"model": adapted(fresh(), "lora")})

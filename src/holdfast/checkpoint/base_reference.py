@@ -78,7 +78,8 @@ def references(bases: Mapping[str, Any]) -> Iterator[str]:
     for name, record in bases.items():
         if record["mode"] == "reference":
             revision = f" at revision {record['revision']}" if record.get("revision") else ""
-            yield f"the base model of {name}, {record['source']}{revision}"
+            quantized = f", quantized in memory as {', '.join(record['quantized'])}" if record.get("quantized") else ""
+            yield f"the base model of {name}, {record['source']}{revision}{quantized}"
 
 
 def base_folder(source: str, revision: str | None) -> Path | None:

@@ -103,6 +103,10 @@ def _compare_bases(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[D
         if "reference" in (first["mode"], second["mode"]) and first.get("files") != second.get("files"):
             sources = [base.get("source", base["mode"]) for base in (first, second)]
             yield Difference("base model", name, "the base model differs", *sources)
+        ways = [base.get("quantized") for base in (first, second)]
+        if None not in ways and ways[0] != ways[1]:
+            one_text, two_text = (", ".join(kinds) or "not quantized" for kinds in ways)
+            yield Difference("base model", name, "the quantization of the base model differs", one_text, two_text)
 
 
 def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:

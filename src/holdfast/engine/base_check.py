@@ -47,6 +47,7 @@ def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *
     Raises NotFound for a missing base and Mismatch for a changed one; if the load is not strict, a note says so.
     Each rank compares samples of its shards; the `first` also compares the files.
     """
+    from holdfast.adapters.base_quantization import quantization_of
     from holdfast.adapters.module import view_module
     from holdfast.adapters.peft import base_tensors, peft_model
 
@@ -56,20 +57,39 @@ def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *
         if model is None or name not in live.parts:
             continue
         where = f"{checkpoint.path}: {name}"
+        if record["mode"] == "full":
+            continue
+        view = view_module(name, live.entries[name], options.ties)
+        other = _other_quantization(record, quantization_of(view))
         if record["mode"] == "none":
             notes.append(f"{name}: the checkpoint does not say which base model the adapters belong to")
-        if record["mode"] != "reference":
+            notes += [f"{name}: {other}"] if other else []
             continue
         try:
+            if other:
+                raise Mismatch(f"{where}: {other}, or pass strict=False to load the adapters onto this one")
             folder = find_base(record, base_folder(*base_source(model)), where)
             if first:
                 check_base(record, folder, where, digests=options.verify)
-            _compare(base_tensors(view_module(name, live.entries[name], options.ties)), folder, where)
+            _compare(base_tensors(view), folder, where)
         except HoldfastError as error:
             if options.strict:
                 raise
             notes.append(str(error))
     return notes
+
+
+def _other_quantization(record: Mapping[str, Any], live: list[str]) -> str:
+    """Return how the quantization of a live base differs from the recorded one, and the way out; "" if it does not.
+
+    A rank of a pipeline may hold only some of the layers, and so only some ways of quantization.
+    """
+    saved = record.get("quantized")
+    if saved is None or (set(live) <= set(saved) and bool(live) == bool(saved)):
+        return ""
+    texts = [f"quantized as {', '.join(kinds)}" if kinds else "not quantized" for kinds in (saved, live)]
+    way_out = "quantize it in the same way before the load" if saved else "load it unquantized"
+    return f"the adapters were trained on a base model that is {texts[0]}, and the live one is {texts[1]}; {way_out}"
 
 
 def _compare(tensors: BaseTensors, folder: Path, where: str) -> None:

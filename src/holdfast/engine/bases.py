@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.base_reference import base_files, base_folder
-from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.core.errors import HoldfastError, Mismatch, Unsupported
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.base_samples import differing_key
 from holdfast.engine.options import SaveOptions
@@ -32,6 +32,8 @@ class BaseFacts:
     revision: str | None
     folder: str  # where the base is on this host, "" if it is missing
     differing: str | None
+    quantized: list[str]  # how its layers are quantized in memory
+    unfillable: str  # a tensor that no load can fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class BaseChooser:
         first = {name: known[0][0] for name, known in facts.items()}
 
         def record() -> None:
-            own = {name: facts[name][0][1] for name in modes if first[name] == ranks.rank}
-            self.records = {name: _record(modes[name], known) for name, known in own.items()}
+            own = [name for name in modes if first[name] == ranks.rank]
+            self.records = {name: _record(modes[name], [known for _, known in facts[name]]) for name in own}
 
         run_on_all_ranks(ranks, record)
         self._trained = {name: bool(own.trained) for name, answer in facts.items() for _, own in answer}
@@ -97,6 +99,7 @@ def trains_base(name: str, model: Any) -> bool:
 
 
 def _facts(state: Mapping[str, Any], options: SaveOptions) -> dict[str, BaseFacts]:
+    from holdfast.adapters.base_quantization import quantization_of, unfillable_key
     from holdfast.adapters.module import view_module
     from holdfast.adapters.peft import adapter_keys, base_tensors, merged_layer, peft_model, trained_base_keys
 
@@ -115,7 +118,8 @@ def _facts(state: Mapping[str, Any], options: SaveOptions) -> dict[str, BaseFact
             differing = differing_key(base_tensors(view), folder)
         where = "" if folder is None else str(folder.resolve())
         merged = merged_layer(model)
-        out[name] = BaseFacts(problem, merged, trained, source, revision, where, differing)
+        quantized, unfillable = quantization_of(view), unfillable_key(view)
+        out[name] = BaseFacts(problem, merged, trained, source, revision, where, differing, quantized, unfillable)
     return out
 
 
@@ -150,39 +154,55 @@ def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _BaseMod
     merged = next((facts.merged for facts in known if facts.merged), "")
     if merged:
         raise Unsupported(f"{name}: an adapter is merged into {merged}; call unmerge_adapter() before a save")
-    if asked in ("full", "none"):
-        return _BaseMode(asked)
-    return _by_reference(name, known, asked)
+    reason, error = _reference_problem(known) if asked in (None, "reference") else ("", Unsupported)
+    unfillable = next((facts.unfillable for facts in known if facts.unfillable), "")
+    if asked == "reference" and reason:
+        full = "" if unfillable else "base='full', or with "
+        raise error(f"{name}: base='reference', but {reason}; save with {full}base='none' for the adapters only")
+    mode = asked or ("full" if reason else "reference")
+    if mode == "full" and unfillable:
+        raise Unsupported(_unfillable_text(name, unfillable, reason or "base='full'", _quantized(known)))
+    notice = f"{name}: {reason}: each step stores the whole base model; base='none' leaves it out"
+    return _BaseMode(mode, notice if reason and known[0].source else "")
 
 
-def _by_reference(name: str, known: list[BaseFacts], asked: str | None) -> _BaseMode:
-    """Return "reference" where it loses nothing; else the whole base, or an error if a reference was asked for."""
-    source = known[0].source
+def _reference_problem(known: list[BaseFacts]) -> tuple[str, type[HoldfastError]]:
+    """Return what a reference to the base would lose, "" if nothing, and the error if a reference was asked for."""
+    folder = known[0].folder
     trained = next((facts.trained for facts in known if facts.trained), "")
     differing = next((facts.differing for facts in known if facts.differing != ""), "")
-    ways = "save with base='full', or with base='none' for the adapters only"
     if trained:
-        problem = f"{trained} of the base model is trained, which a reference would lose"
-    elif not source:
-        if asked is None:
-            return _BaseMode("full")
-        raise Unsupported(f"{name}: base='reference', but its base model came from no folder or repository; {ways}")
-    elif not all(facts.folder for facts in known):
-        problem = f"the base model is said to come from {source}, which is not on this host"
-    elif differing is None:
-        problem = f"the base model cannot be compared with {known[0].folder}: no tensors with the same keys"
-    elif differing:
-        problem = f"{differing} of the base model differs from {known[0].folder}"
-    else:
-        return _BaseMode("reference")
-    if asked is not None:
-        kind = Mismatch if differing else Unsupported
-        raise kind(f"{name}: base='reference', but {problem}; {ways}")
-    return _BaseMode("full", f"{name}: {problem}: each step stores the whole base model; base='none' leaves it out")
+        return f"{trained} of the base model is trained, which a reference would lose", Unsupported
+    if not known[0].source:
+        return "its base model came from no folder or repository", Unsupported
+    if not all(facts.folder for facts in known):
+        return f"the base model is said to come from {known[0].source}, which is not on this host", Unsupported
+    if differing is None:
+        return f"the base model cannot be compared with {folder}: no tensors with the same keys", Unsupported
+    if differing:
+        return f"{differing} of the base model differs from {folder}", Mismatch
+    return "", Unsupported
 
 
-def _record(mode: str, facts: BaseFacts) -> dict[str, Any]:
-    if mode != "reference":
+def _unfillable_text(name: str, key: str, reason: str, quantized: list[str]) -> str:
+    how = f" (quantized as {', '.join(quantized)})" if quantized else ""
+    return (
+        f"{name}: {reason}, so the step would have the whole base model{how}, which no load could fill: {key} is a "
+        "copy that its state_dict makes. Save with base='none' for the adapters only, or load the base model from a "
+        "folder that has it unquantized, and save with base='reference'"
+    )
+
+
+def _quantized(known: list[BaseFacts]) -> list[str]:
+    return sorted({kind for facts in known for kind in facts.quantized})
+
+
+def _record(mode: str, known: list[BaseFacts]) -> dict[str, Any]:
+    if mode == "full":
         return {"mode": mode}
-    source = facts.source if facts.revision else facts.folder
-    return {"mode": mode, "source": source, "revision": facts.revision, "files": base_files(Path(facts.folder))}
+    record: dict[str, Any] = {"mode": mode, "quantized": _quantized(known)}
+    if mode == "reference":
+        facts = known[0]
+        record["source"] = facts.source if facts.revision else facts.folder
+        record |= {"revision": facts.revision, "files": base_files(Path(facts.folder))}
+    return record

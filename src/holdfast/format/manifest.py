@@ -238,6 +238,9 @@ def _bases(fields: Any, version: tuple[int, int], where: str) -> dict[str, Any]:
         if base.get("mode") not in BASE_MODES:
             mode = str(base.get("mode"))[:40]
             raise unknown(f"the base model of {name} is stored in the unknown way {mode!r}", version, where)
+        quantized = base.get("quantized", [])
+        if not isinstance(quantized, list) or not all(isinstance(kind, str) for kind in quantized):
+            raise ValueError(f"the quantization of the base model of {name} is not a list of texts")
         if base["mode"] == "reference":
             _check_base_files(base)
     return dict(fields)
