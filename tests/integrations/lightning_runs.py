@@ -191,13 +191,13 @@ def train(root: str, mode: str, stop_at: int | None, trainer_options: dict[str, 
     )
     given = dict(trainer_options)
     plateau, kind, workers = given.pop("plateau", ""), given.pop("loader", "plain"), given.pop("workers", 0)
-    batch = given.pop("batch", 4)
+    batch, val = given.pop("batch", 4), given.pop("val", "")
     pl.seed_everything(7)
     module = (Gan if given.pop("module", "") == "gan" else Module)(plateau)
     ck = HoldfastCheckpoint(root, **options)
     callbacks = [ck, *([] if stop_at is None else [Stop(stop_at, root)])]
     trainer = make_trainer(ck, module.lines, mode, callbacks=callbacks, **given)
-    loaders = make_loader(kind, 29, batch, workers), DataLoader(Noisy(6), batch_size=2)
+    loaders = make_loader(kind, 29, batch, workers), make_loader(val, 6, 2, 0) if val else DataLoader(Noisy(6), 2)
     trainer.fit(module, *loaders, ckpt_path="last")
     module.lines["best"] = (Path(ck.best_model_path).name, sorted(Path(name).name for name in ck.best_k_models))
     return module.lines

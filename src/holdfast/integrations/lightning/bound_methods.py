@@ -17,6 +17,9 @@ class TrainerListener(Protocol):
     def loaders_ready(self) -> bool:
         """Called before training loaders iterate; return True if Lightning is to load states into them."""
 
+    def val_loaders_ready(self) -> None:
+        """Called before validation loaders iterate."""
+
     def begin_epoch(self, trainer: Any) -> None:
         """Called before the hooks that begin an epoch."""
 
@@ -61,7 +64,14 @@ def _bind_loaders(fit_loop: Any, listener: TrainerListener) -> None:
         if listener.loaders_ready():
             type(fit_loop)._load_combined_loader_states(fit_loop)
 
+    val_loop = fit_loop.epoch_loop.val_loop
+
+    def setup_data() -> None:
+        type(val_loop).setup_data(val_loop)
+        listener.val_loaders_ready()
+
     vars(fit_loop)["_load_combined_loader_states"] = load_states
+    vars(val_loop)["setup_data"] = setup_data
 
 
 def _bind_epochs(trainer: Any, fit_loop: Any, listener: TrainerListener) -> None:

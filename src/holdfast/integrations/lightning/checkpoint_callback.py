@@ -29,6 +29,7 @@ from holdfast.integrations.lightning.run_record import (
     saved_model,
 )
 from holdfast.integrations.lightning.train_loaders import TrainLoaders
+from holdfast.integrations.lightning.val_loaders import ValLoaders
 from holdfast.random_streams import RandomStreams
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class CheckpointCallback(_Base):
         self._streams = RandomStreams(late=True)
         self._record = RunRecord()
         self._loaders: TrainLoaders | None = None
+        self._val_loaders: ValLoaders | None = None
         self._due: Mapping[str, Any] | None = None  # the metrics of a step that is to be saved
         self._path: str | None = None  # that was asked for
         self._loaded: dict[str, Any] | None = None
@@ -148,6 +150,7 @@ class CheckpointCallback(_Base):
         if self.checkpointer is None:
             self.checkpointer = Checkpointer(self.root, **self._options)
         self._loaders = TrainLoaders(trainer, self._streams, replay=self._replay)
+        self._val_loaders = ValLoaders(trainer)
         trainer._holdfast_restored = False
         self._loaded = self._path = self._due = None
         bind(trainer, self)
@@ -269,13 +272,14 @@ class CheckpointCallback(_Base):
         trainer.should_stop = trainer.should_stop or self.checkpointer.preempted
 
     def _capture(self, trainer: Any, *, is_amid: bool) -> dict[str, Any]:
-        assert self._loaders is not None
+        assert self._loaders is not None and self._val_loaders is not None
         loop = trainer.fit_loop.epoch_loop
         used = int(loop.batch_progress.current.completed) if is_amid else 0
         return {
             "lightning": lightning_checkpoint(trainer),
             "is_amid": is_amid,
             "data": self._loaders.fields(used, is_amid=is_amid),
+            "validation": self._val_loaders.fields(),
             "metrics": epoch_metrics(trainer, is_amid=is_amid),
         }
 
@@ -324,12 +328,14 @@ class CheckpointCallback(_Base):
     def _go_on(self, trainer: Any, content: Mapping[str, Any]) -> None:
         if not content:
             raise InvalidArgument("not a checkpoint of HoldfastCheckpoint: it has no entry of Lightning's loops")
-        assert self._loaders is not None
+        assert self._loaders is not None and self._val_loaders is not None
         restore_parts(trainer, content["lightning"])
         self._metrics_to_restore = content["metrics"]
         trainer._holdfast_restored = True
         is_amid = bool(content["is_amid"])
         self._loaders.resume_at(content["data"], is_amid=is_amid)
+        if "validation" in content:
+            self._val_loaders.resume_at(content["validation"])
         if not is_amid:
             set_restarting(trainer, False)
 
@@ -349,9 +355,15 @@ class CheckpointCallback(_Base):
         assert self._loaders is not None
         return self._loaders.prepare()
 
+    def val_loaders_ready(self) -> None:
+        """Take over the validation loaders, and restore their generators."""
+        assert self._val_loaders is not None
+        self._val_loaders.prepare()
+
     def begin_epoch(self, trainer: Any) -> None:
         """Restore what the sanity check has changed, and the streams, unless the data is to find its position first."""
-        assert self._loaders is not None
+        assert self._loaders is not None and self._val_loaders is not None
+        self._val_loaders.restore_generators()
         if self._metrics_to_restore is not None:
             self._means = restore_epoch_metrics(trainer, self._metrics_to_restore)
             self._metrics_to_restore = None

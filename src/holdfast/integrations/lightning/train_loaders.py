@@ -178,13 +178,7 @@ class TrainLoaders:
         return [] if combined is None else list(combined.flattened)
 
     def _generators(self) -> list[torch.Generator]:
-        found: dict[int, torch.Generator] = {}
-        for loader in self._loaders():
-            for holder in (loader, *_samplers(loader)):
-                generator = getattr(holder, "generator", None)
-                if isinstance(generator, torch.Generator):
-                    found.setdefault(id(generator), generator)
-        return list(found.values())
+        return generators_of(self._loaders())
 
     def _batch_samples(self) -> int:
         replicas = (self._trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
@@ -192,6 +186,17 @@ class TrainLoaders:
 
     def _samples(self) -> int:
         return sum(_length(getattr(loader, "dataset", None)) for loader in self._loaders())
+
+
+def generators_of(loaders: list[Any]) -> list[torch.Generator]:
+    """Return the generators of loaders and of their samplers, each once."""
+    found: dict[int, torch.Generator] = {}
+    for loader in loaders:
+        for holder in (loader, *_samplers(loader)):
+            generator = getattr(holder, "generator", None)
+            if isinstance(generator, torch.Generator):
+                found.setdefault(id(generator), generator)
+    return list(found.values())
 
 
 def _iterate(loader: Any) -> Iterator[Any]:

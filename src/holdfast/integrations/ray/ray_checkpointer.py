@@ -144,9 +144,10 @@ class RayCheckpointer:
     ) -> SaveHandle:
         """Save the state as `step`, in the background, and report the save before it, which is committed by then.
 
-        Each save is reported once, on every worker: with its metrics and its checkpoint, or without a checkpoint if
-        it failed. Ray so never knows a step that is not durable. The last save is reported by `finish`, `close` or
-        the end of the `with` block. Those metrics that are numbers are stored with the step too, for `keep.best`.
+        Reports come one save late. Each save is reported once, on every worker: with its metrics and its checkpoint,
+        or without a checkpoint if it failed. Ray so never knows a step that is not durable. The last save is reported
+        by `finish`, `close` or the end of the `with` block. Those metrics that are numbers are stored with the step
+        too, for `keep.best`.
         With on_busy="skip" a save that is skipped is not reported.
 
         The first save raises InvalidArgument or Mismatch, on every worker, unless the state was restored before it,
