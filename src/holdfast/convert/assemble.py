@@ -2,71 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from holdfast.convert.source_files import SourceFiles
 from holdfast.convert.spans import OutputBlock, byte_hull
-from holdfast.core.limits import KIB, MIB
+from holdfast.core.limits import MIB
 from holdfast.layout.box import Box
 from holdfast.plan.files import ArrayDestination, Place, RawArray, ShardDestination, bytes_of, raw_dtype, run_array
 from holdfast.plan.recipe import destinations_of
 
 WINDOW_BYTES = 16 * MIB
 _STRIP = 128
-_MAP_BYTES = 512 * KIB  # copying fewer bytes is cheaper than mapping them
 
 BoxCopy = tuple[tuple[Place, Box], ShardDestination]
 
 
-class AssembledBlock:
-    """The bytes of a block: a buffer, with views of mapped sources in place of unchanged byte ranges."""
-
-    def __init__(self, block: OutputBlock, buffer: RawArray) -> None:
-        self.block = block
-        self.buffer = buffer
-        self._views: list[tuple[int, memoryview]] = []
-
-    def copies(self) -> Iterator[BoxCopy]:
-        """Write the header, and yield the copies that fill the rest of the block."""
-        header = self.block.header
-        self.buffer[: len(header)] = np.frombuffer(header, np.uint8)
-        for run, recipe in self.block.runs():
-            yield from destinations_of(recipe, run.box, ArrayDestination(run_array(self.buffer, run)))
-
-    def use_view(self, target: RawArray, view: memoryview) -> None:
-        """Use the view in place of the range `target` of the buffer."""
-        self._views.append((target.ctypes.data - self.buffer.ctypes.data, view))
-
-    def parts(self) -> list[memoryview]:
-        """Return the block's bytes in order, and drop the references to the views."""
-        views, self._views = sorted(self._views, key=lambda item: item[0]), []
-        parts, position = [], 0
-        for at, view in views:
-            if at > position:
-                parts.append(self.buffer[position:at].data)
-            parts.append(view)
-            position = at + view.nbytes
-        if position < self.block.size:
-            parts.append(self.buffer[position : self.block.size].data)
-        return parts
+def assemble_blocks(files: SourceFiles, blocks: Sequence[tuple[OutputBlock, RawArray]]) -> None:
+    """Fill a buffer for each block with its bytes."""
+    fill(files, itertools.chain.from_iterable(_copies(block, buffer) for block, buffer in blocks))
 
 
-def assemble_blocks(files: SourceFiles, blocks: Sequence[AssembledBlock]) -> None:
-    """Read the bytes of blocks."""
-    rest: list[BoxCopy] = []
-    for assembled in blocks:
-        for (place, part), destination in assembled.copies():
-            target = _flat_target(place, part, destination)
-            if target is None:
-                rest.append(((place, part), destination))
-            elif target.nbytes >= _MAP_BYTES and files.reader(place.file).mappable:
-                view = files.reader(place.file).map(byte_hull(place, part)[0], target.nbytes, whole=True)
-                assembled.use_view(target, view)
-            else:
-                files.read_into(place.file, byte_hull(place, part)[0], [bytes_of(target)])
-    fill(files, rest)
+def _copies(block: OutputBlock, buffer: RawArray) -> Iterator[BoxCopy]:
+    """Write the header, and yield the copies that fill the rest of the block."""
+    buffer[: len(block.header)] = np.frombuffer(block.header, np.uint8)
+    for run, recipe in block.runs():
+        yield from destinations_of(recipe, run.box, ArrayDestination(run_array(buffer, run)))
 
 
 def fill(files: SourceFiles, copies: Iterable[BoxCopy]) -> None:

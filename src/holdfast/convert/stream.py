@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from holdfast.checkpoint.attempt import Attempt, BlockWriter
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.assemble import AssembledBlock, assemble_blocks
+from holdfast.convert.assemble import assemble_blocks
 from holdfast.convert.source_files import SourceCheckpoint, SourceFiles
-from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, SourceBlock
+from holdfast.convert.spans import SPAN_BLOCKS, BlockSpan, OutputBlock, SourceBlock
 from holdfast.convert.verifying import Verifier
 from holdfast.core.terminal import Progress
 from holdfast.plan.files import RawArray, aligned_buffer
@@ -64,7 +64,7 @@ class ConversionStream:
         self._progress = progress
         self._verify = verify
         self._free: queue.SimpleQueue[RawArray] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[AssembledBlock | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[tuple[OutputBlock, RawArray] | None] = queue.SimpleQueue()
         self._touched: queue.SimpleQueue[SourceBlock | None] = queue.SimpleQueue()
         self._reports: list[BlockReport] = []
 
@@ -80,7 +80,7 @@ class ConversionStream:
             self._free.put(aligned_buffer(largest))
         workers, lock = Workers(), threading.Lock()
         written = (block.file.plan.name for span in spans for block in span.blocks)
-        writer = attempt.block_writer(written)
+        writer = attempt.block_writer(written, uncached=True)
         files = SourceFiles(self._source, lock)
         try:
             if self._verify:
@@ -105,7 +105,7 @@ class ConversionStream:
         self._touched.put(None)
 
     def _assemble(self, span: BlockSpan, fresh: Sequence[SourceBlock], files: SourceFiles, workers: Workers) -> None:
-        blocks = [AssembledBlock(block, self._buffer(workers)) for block in span.blocks]
+        blocks = [(block, self._buffer(workers)) for block in span.blocks]
         for block in fresh if self._verify else ():
             self._touched.put(block)
         assemble_blocks(files, blocks)
@@ -122,7 +122,8 @@ class ConversionStream:
 
     def _write(self, writer: BlockWriter, stop: threading.Event) -> None:
         while not stop.is_set() and (filled := self._filled.get()) is not None:
-            block = filled.block  # the views of its parts are released when `write` returns
-            self._reports.append(writer.write(block.file.plan.name, block.offset, block.size, filled.parts()))
+            block, buffer = filled
+            data = buffer[: block.size].data
+            self._reports.append(writer.write(block.file.plan.name, block.offset, block.size, [data]))
             self._progress(block.size)
-            self._free.put(filled.buffer)
+            self._free.put(buffer)
