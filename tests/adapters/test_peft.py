@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,10 @@ def test_a_step_by_reference_has_the_bytes_of_the_adapter_and_its_optimizer(tmp_
     """On a base of 1 GB a step takes less than 1.05 times what the adapter and its optimizer take."""
     sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 5, "num_attention_heads": 16}
     folder = write_base(tmp_path / "large", vocab_size=512, **sizes)
-    model = adapted(open_base(folder), "lora")
-    require_small_steps(tmp_path, folder, model)
+    assert sum(file.stat().st_size for file in folder.glob("*.safetensors")) >= 10**9
+    ratio = require_small_steps(tmp_path, folder, adapted(open_base(folder), "lora"))
+    print(f"a step takes {ratio:.4f} times the bytes of the adapter and its optimizer state")
+    shutil.rmtree(folder)
 
 
 def test_a_step_by_reference_is_small(tmp_path: Path) -> None:
@@ -202,7 +205,8 @@ def test_a_step_by_reference_is_small(tmp_path: Path) -> None:
     require_small_steps(tmp_path, folder, peft.get_peft_model(open_base(folder), config))
 
 
-def require_small_steps(tmp_path: Path, folder: Path, model: Any) -> None:
+def require_small_steps(tmp_path: Path, folder: Path, model: Any) -> float:
+    """Return the bytes of the largest step, as a multiple of those of the adapter and its optimizer state."""
     optimizer = optimizer_of(model)
     train_step(model, optimizer, 0)
     adapter = sum(own.nbytes for own in model.parameters() if own.requires_grad)
@@ -211,9 +215,12 @@ def require_small_steps(tmp_path: Path, folder: Path, model: Any) -> None:
     with holdfast.Checkpointer(tmp_path / "run", base="reference") as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, {"model": model, "optimizer": optimizer}).result(120)
+    ratios = []
     for step in (1, 2):
         files = (tmp_path / "run" / f"step-{step:012d}").rglob("*")
-        assert sum(file.stat().st_size for file in files if file.is_file()) < 1.05 * 3 * adapter
+        ratios.append(sum(file.stat().st_size for file in files if file.is_file()) / (3 * adapter))
+    assert max(ratios) < 1.05
+    return max(ratios)
 
 
 def test_an_adapter_that_is_not_saved_whole_claims_nothing(tmp_path: Path):
