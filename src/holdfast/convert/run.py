@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +27,7 @@ from holdfast.convert.paddle_linears import (
     is_known,
 )
 from holdfast.convert.plans import kept_mappings, kept_plans, plans_for_format
-from holdfast.convert.publish_output import publish_output
+from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.quantize import QuantizeOptions, quantized
 from holdfast.convert.select import cast_models, check_scales_kept, model_dtype, select_contents
 from holdfast.convert.sidefiles import side_files, with_dtype
@@ -40,7 +39,7 @@ from holdfast.core import limits
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.names import folder_step
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
-from holdfast.core.terminal import Progress, no_progress
+from holdfast.core.terminal import Progress
 from holdfast.plan.contents import Contents
 from holdfast.plan.state_references import update_references
 from holdfast.sources.foreign import Foreign
@@ -48,15 +47,6 @@ from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
 from holdfast.storage.local import LocalStorage
-from holdfast.writer.messages import SaveStarted
-
-Watch = Callable[[int], AbstractContextManager[Progress]]
-
-
-@contextmanager
-def no_watch(total: int) -> Iterator[Progress]:
-    """Ignore the progress of a conversion."""
-    yield no_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +145,9 @@ class Conversion:
         return explain_mapping(self.source.contents, self.options.mapping, self._small)
 
     @property
-    def bytes(self) -> int:
-        """The total size of the tensor files."""
-        return sum(file.plan.size for file in self.output.files)
+    def step(self) -> int | None:
+        """The step of the destination, None without one."""
+        return self.contents.step
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -249,25 +239,13 @@ def convert(
     """
     ranks = SingleProcess() if ranks is None else ranks
     start = time.monotonic()
-    prepared: list[tuple[Conversion, DestinationFolder]] = []
-    with ExitStack() as stack:
 
-        def prepare() -> None:
-            target = DestinationFolder.at(destination)
-            opened = open_source(source)
-            target.check(opened, force=options.force)
-            stack.enter_context(opened.held())
-            prepared.append((Conversion(opened, options, folder_step(target.folder)), target))
+    def plan(target: DestinationFolder, hold: Hold) -> Conversion:
+        opened = open_source(source)
+        hold(opened)
+        return Conversion(opened, options, folder_step(target.folder))
 
-        run_on_all_ranks(ranks, prepare)
-        conversion, target = prepared[0]
-        progress = stack.enter_context(watch(conversion.bytes))
-        begun = SaveStarted(conversion.contents.step, ranks.world, conversion.bytes)
-
-        def write(attempt: Attempt) -> list[BlockReport]:
-            return conversion.write(ranks, attempt, progress)
-
-        publish_output(conversion.output, target, ranks, write, begun, force=options.force)
+    conversion, target = publish_output(plan, destination, ranks, watch, force=options.force)
     files = target.storage.files(target.folder)
     seconds = time.monotonic() - start
     total = sum(files.values())

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.destination import DestinationFolder
-from holdfast.convert.publish_output import publish_output
+from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, SinkRequest
 from holdfast.core import limits
 from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
-from holdfast.core.terminal import Progress, no_progress
+from holdfast.core.terminal import Progress
 from holdfast.merging.donor_files import RECORD, donor_files
 from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.input_verification import verifying
@@ -36,17 +35,8 @@ from holdfast.merging.tensor_scans import scan_tensors
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
-from holdfast.writer.messages import SaveStarted
 
 BLOCK_BYTES = 8 * limits.MIB  # each thread has one in memory
-
-Watch = Callable[[int], AbstractContextManager[Progress]]
-
-
-@contextmanager
-def unwatched(total: int) -> Iterator[Progress]:
-    """Ignore the progress of a merge."""
-    yield no_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +56,8 @@ class Merged:
 
 class PreparedMerge:
     """A merge whose models are open and whose output is planned. No tensor has been read."""
+
+    step = None
 
     def __init__(self, options: MergeOptions) -> None:
         """Open the models and match their tensors. Raises Mismatch if they do not fit together."""
@@ -95,11 +87,6 @@ class PreparedMerge:
     def _with_record(self, output: Output) -> Output:
         """Return an output whose small files include the record, which is known once the inputs are digested."""
         return Output(output.files, lambda name, reports: {**output.small_files(name, reports), RECORD: self._record})
-
-    @property
-    def bytes(self) -> int:
-        """The total size of the tensor files."""
-        return sum(file.plan.size for file in self.output.files)
 
     def file_sizes(self) -> dict[str, int]:
         """Return the sizes of all files. The record is known once the inputs were digested."""
@@ -157,7 +144,7 @@ def run_merge(
     options: MergeOptions,
     destination: str | os.PathLike[str],
     ranks: Ranks | None = None,
-    watch: Watch = unwatched,
+    watch: Watch = no_watch,
 ) -> Merged:
     """Merge models into a folder that `from_pretrained` opens. The destination appears atomically.
 
@@ -165,27 +152,15 @@ def run_merge(
     """
     ranks = SingleProcess() if ranks is None else ranks
     start = time.monotonic()
-    prepared: list[tuple[PreparedMerge, DestinationFolder]] = []
-    with ExitStack() as stack:
 
-        def prepare() -> None:
-            target = DestinationFolder.at(destination)
-            target.check_free(force=options.force)
-            merge = PreparedMerge(options)
-            for model in merge.models:
-                target.check(model.source, force=options.force)
-                stack.enter_context(model.source.held())
-            prepared.append((merge, target))
+    def plan(target: DestinationFolder, hold: Hold) -> PreparedMerge:
+        target.check_free(force=options.force)  # first, because it takes a moment to match large models
+        merge = PreparedMerge(options)
+        for model in merge.models:
+            hold(model.source)
+        return merge
 
-        run_on_all_ranks(ranks, prepare)
-        merge, target = prepared[0]
-        progress = stack.enter_context(watch(merge.bytes))
-        begun = SaveStarted(None, ranks.world, merge.bytes)
-
-        def write(attempt: Attempt) -> list[BlockReport]:
-            return merge.write(ranks, attempt, progress)
-
-        publish_output(merge.output, target, ranks, write, begun, force=options.force)
+    merge, target = publish_output(plan, destination, ranks, watch, force=options.force)
     sizes = merge.file_sizes()
     removed = merge.plan.removed
     return Merged(

@@ -55,7 +55,7 @@ def forecast(merge: PreparedMerge) -> MergeForecast:
     read = 2 * inputs + sum(_input_bytes(tensor) for tensor in scanned)  # once for the digests
     elements = sum(tensor.elements for tensor in plan.tensors.values() if tensor.task is not None)
     dtypes = Counter(tensor.dtype.name for tensor in plan.tensors.values())
-    seconds = (read + merge.bytes) / _STORAGE_BYTES_PER_S + _element_s(plan) * elements / threads
+    seconds = (read + merge.output.bytes) / _STORAGE_BYTES_PER_S + _element_s(plan) * elements / threads
     return MergeForecast(
         method=plan.method.name,
         models=tuple(model.path for model in plan.models),
@@ -63,11 +63,11 @@ def forecast(merge: PreparedMerge) -> MergeForecast:
         tensors=len(plan.tensors),
         dtypes=dict(sorted(dtypes.items())),
         files=len(merge.output.files),
-        bytes=merge.bytes,
+        bytes=merge.output.bytes,
         read_bytes=read,
         removed=len(plan.removed.keys),
         removed_bytes=plan.removed.bytes,
-        peak_bytes=threads * _thread_bytes(plan, merge.bytes, len(scanned)) + len(plan.models) * _PORTION_BYTES,
+        peak_bytes=threads * _thread_bytes(plan, merge.output.bytes, len(scanned)) + len(plan.models) * _PORTION_BYTES,
         seconds=round(seconds, 1),
     )
 

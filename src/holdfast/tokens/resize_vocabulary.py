@@ -10,7 +10,8 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.convert.computed import ComputedTensors
 from holdfast.convert.dequantize import Recoded
 from holdfast.convert.open_source import open_source
-from holdfast.convert.run import Converted, ConvertOptions, Watch, convert, no_watch
+from holdfast.convert.publish_output import Watch, no_watch
+from holdfast.convert.run import Converted, ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Unsupported
 from holdfast.core.names import group_folder, masters_group
 from holdfast.core.ranks import Ranks

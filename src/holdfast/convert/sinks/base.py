@@ -70,6 +70,11 @@ class Output:
     notes: tuple[str, ...] = ()
     write: Callable[[SinkContext], None] | None = None
 
+    @property
+    def bytes(self) -> int:
+        """The total size of the tensor files."""
+        return sum(file.plan.size for file in self.files)
+
 
 Sink = Callable[[Contents, SinkRequest], Output]
 

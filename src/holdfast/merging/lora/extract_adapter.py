@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from holdfast.checkpoint.attempt import Attempt
@@ -17,25 +16,23 @@ from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.computed import ComputedTensors, rows_per_band
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.open_source import open_source
-from holdfast.convert.publish_output import publish_output
+from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.run import stream_output
 from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import SinkRequest
 from holdfast.core import limits, names
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
-from holdfast.core.ranks import SingleProcess
+from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import Progress
 from holdfast.layout.box import Box
 from holdfast.merging.lora.adapter_config import MOST_RANK, is_transposed
 from holdfast.merging.lora.borrowed_files import borrow
 from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
 from holdfast.merging.lora.truncated_svd import FactorMatrix, LayerDifference, ThinFactors
-from holdfast.merging.merge import Watch, unwatched
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Foreign, with_contents
-from holdfast.writer.messages import SaveStarted
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _NOT_LINEAR = re.compile(r"(?:.*\.)?(?:\w*embed\w*|wte|wpe|\w*norm\w*|ln_\w+)(?:\.[0-9]+)?\.weight")
@@ -72,6 +69,8 @@ class Extracted:
 
 class PreparedExtraction:
     """Two opened models, compared, and the planned adapter."""
+
+    step = None
 
     def __init__(self, options: ExtractOptions) -> None:
         self.options = options
@@ -143,10 +142,11 @@ class PreparedExtraction:
         }
         return (json.dumps(fields, indent=2) + "\n").encode()
 
-    @property
-    def total_bytes(self) -> int:
-        """The size of the adapter's tensor file."""
-        return sum(file.plan.size for file in self.output.files)
+    def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
+        """Write the tensor file of the adapter. Returns the reports of its blocks."""
+        return stream_output(
+            self.source, self.output, BLOCK_BYTES, ranks, attempt, progress, verify=self.options.verify
+        )
 
 
 def _check_equal_keys(base: Checkpoint, group: Group, tuned: Checkpoint, tensors: Mapping[str, Recipe[Place]]) -> None:
@@ -177,27 +177,18 @@ def _is_equal(before: Recipe[Place], after: Recipe[Place], computed: ComputedTen
     return True
 
 
-def extract_adapter(
-    options: ExtractOptions, destination: str | os.PathLike[str], watch: Watch = unwatched
-) -> Extracted:
+def extract_adapter(options: ExtractOptions, destination: str | os.PathLike[str], watch: Watch = no_watch) -> Extracted:
     """Write a folder that `PeftModel.from_pretrained` opens. The destination appears atomically."""
-    start, ranks = time.monotonic(), SingleProcess()
-    target = DestinationFolder.at(destination)
-    target.check_free(force=options.force)
-    prepared = PreparedExtraction(options)
-    with ExitStack() as stack:
+    start = time.monotonic()
+
+    def plan(target: DestinationFolder, hold: Hold) -> PreparedExtraction:
+        target.check_free(force=options.force)  # first, because it takes a while to compare large models
+        prepared = PreparedExtraction(options)
         for source in (prepared.base, prepared.tuned):
-            target.check(source, force=options.force)
-            stack.enter_context(source.held())
-        progress: Progress = stack.enter_context(watch(prepared.total_bytes))
+            hold(source)
+        return prepared
 
-        def write(attempt: Attempt) -> list[BlockReport]:
-            return stream_output(
-                prepared.source, prepared.output, BLOCK_BYTES, ranks, attempt, progress, verify=options.verify
-            )
-
-        begun = SaveStarted(None, ranks.world, prepared.total_bytes)
-        publish_output(prepared.output, target, ranks, write, begun, force=options.force)
+    prepared, target = publish_output(plan, destination, SingleProcess(), watch, force=options.force)
     errors = {key: layer.errors[0] for key, layer in prepared.layers.items()}
     size = sum(target.storage.files(target.folder).values())
     return Extracted(target.path, options.rank, errors, tuple(prepared.saved), size, time.monotonic() - start)

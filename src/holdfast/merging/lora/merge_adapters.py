@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from holdfast.checkpoint.attempt import Attempt
@@ -17,7 +17,7 @@ from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.computed import ComputedTensors
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.open_source import open_source
-from holdfast.convert.publish_output import publish_output
+from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.run import stream_output
 from holdfast.convert.select import is_model
 from holdfast.convert.sidefiles import side_files
@@ -25,7 +25,7 @@ from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, SinkRequest
 from holdfast.core import limits, names
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
-from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
+from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import Progress
 from holdfast.format import strictjson
 from holdfast.merging.donor_files import RECORD, with_fields
@@ -33,12 +33,10 @@ from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.lora.adapter import Adapter
 from holdfast.merging.lora.borrowed_files import BorrowedFile
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
-from holdfast.merging.merge import Watch, unwatched
 from holdfast.merging.merge_stream import one_thread_per_operation, thread_count
 from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.version import __version__
-from holdfast.writer.messages import SaveStarted
 
 BLOCK_BYTES = 8 * limits.MIB
 _CONFIG = "config.json"
@@ -84,6 +82,8 @@ class MergedAdapters:
 
 class PreparedLoraMerge:
     """A merge of adapters whose inputs are open and whose output is planned. No tensor has been read."""
+
+    step = None
 
     def __init__(self, options: LoraOptions) -> None:
         self.options = options
@@ -139,11 +139,6 @@ class PreparedLoraMerge:
         if _CONFIG in files:
             files[_CONFIG] = _with_vocabulary(files[_CONFIG], fields, self.plan)
         return files
-
-    @property
-    def total_bytes(self) -> int:
-        """The total size of the tensor files."""
-        return sum(file.plan.size for file in self.output.files)
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""
@@ -249,7 +244,7 @@ def run_lora_merge(
     options: LoraOptions,
     destination: str | os.PathLike[str],
     ranks: Ranks | None = None,
-    watch: Watch = unwatched,
+    watch: Watch = no_watch,
 ) -> MergedAdapters:
     """Merge adapters into their base, as a folder that `from_pretrained` opens. The destination appears atomically.
 
@@ -257,27 +252,15 @@ def run_lora_merge(
     """
     ranks = SingleProcess() if ranks is None else ranks
     start = time.monotonic()
-    prepared: list[tuple[PreparedLoraMerge, DestinationFolder]] = []
-    with ExitStack() as stack:
 
-        def prepare() -> None:
-            target = DestinationFolder.at(destination)
-            target.check_free(force=options.force)
-            merge = PreparedLoraMerge(options)
-            for source in (merge.base, *(adapter.source for adapter in merge.adapters)):
-                target.check(source, force=options.force)
-                stack.enter_context(source.held())
-            prepared.append((merge, target))
+    def plan(target: DestinationFolder, hold: Hold) -> PreparedLoraMerge:
+        target.check_free(force=options.force)
+        merge = PreparedLoraMerge(options)
+        for source in (merge.base, *(adapter.source for adapter in merge.adapters)):
+            hold(source)
+        return merge
 
-        run_on_all_ranks(ranks, prepare)
-        merge, target = prepared[0]
-        progress = stack.enter_context(watch(merge.total_bytes))
-        begun = SaveStarted(None, ranks.world, merge.total_bytes)
-
-        def write(attempt: Attempt) -> list[BlockReport]:
-            return merge.write(ranks, attempt, progress)
-
-        publish_output(merge.output, target, ranks, write, begun, force=options.force)
+    merge, target = publish_output(plan, destination, ranks, watch, force=options.force)
     files = target.storage.files(target.folder)
     return MergedAdapters(
         target.path,
