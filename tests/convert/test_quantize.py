@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
 
 import holdfast
-from holdfast.convert.quantize import QuantizeOptions, block_scales
+from holdfast.convert.quantize import QuantizeOptions, block_scales, quantized
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from tests.convert.test_quantized import llama
@@ -193,3 +193,16 @@ def test_a_state_with_an_optimizer_is_refused(tmp_path: Path) -> None:
 def test_the_scale_of_a_last_block_sees_no_padding() -> None:
     values = -torch.arange(1.0, 131.0)[None].repeat(129, 1)
     assert torch.equal(block_scales(values) * 448, torch.tensor([[128.0, 130.0], [128.0, 130.0]]))
+
+
+def test_layers_inside_an_embedding_and_shared_layers_are_stated_as_unquantized(tmp_path: Path) -> None:
+    shared = torch.nn.Linear(4, 4, bias=False)
+    model = torch.nn.ModuleDict({"patch_embed": torch.nn.ModuleDict({"proj": torch.nn.Linear(4, 4, bias=False)})})
+    model.update({"first": shared, "second": shared, "plain": torch.nn.Linear(4, 4, bias=False)})
+    model["embed_tokens"] = torch.nn.Embedding(4, 4)
+    holdfast.save(tmp_path / "a", {"model": model})
+    source = holdfast.open(tmp_path / "a")
+    files = {"config.json": b"{}"}
+    found = quantized(source, files, QuantizeOptions(unquantized=("*patch_embed*",)))
+    stated = json.loads(found.files["config.json"])["quantization_config"]
+    assert stated["modules_to_not_convert"] == ["first", "lm_head", "patch_embed.proj", "second"]

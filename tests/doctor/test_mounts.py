@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from holdfast.doctor import mounts
 from holdfast.doctor.mounts import Mount
 
 LINES = r"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -35,3 +36,11 @@ def test_the_mount_of_this_machine_is_found(tmp_path):
     mount = Mount.of(tmp_path)
     assert mount is not None
     assert os.path.ismount(mount.point)
+
+
+def test_a_mount_whose_name_is_not_utf8_is_read(tmp_path, monkeypatch):
+    lines = tmp_path / "mountinfo"
+    lines.write_bytes(LINES.encode() + b"26 22 0:48 / /caf\xe9 rw - xfs /dev/sdb rw\n")
+    monkeypatch.setattr(mounts, "_MOUNTS", lines)
+    assert Mount.of(Path("/home/u")).kind == "ext4"
+    assert Mount.of(Path(os.fsdecode(b"/caf\xe9/run"))).kind == "xfs"

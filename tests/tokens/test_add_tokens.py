@@ -206,3 +206,18 @@ def test_models_that_cannot_grow_are_refused() -> None:
     quantized.model.embed_tokens.weight = torch.nn.Parameter(torch.zeros(15, 32).to(torch.float8_e4m3fn), False)
     with pytest.raises(Unsupported, match="quantized embeddings"):
         holdfast.tokens.add(quantized, tokenizer(), NEW)
+
+
+def test_a_token_that_the_tokenizer_changes_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    """A tokenizer in Python lower-cases added tokens: "FOO" would be <unk>, whose row must not become a new one."""
+    from transformers import ProphetNetTokenizer
+
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[SEP]", "[MASK]", "[X_SEP]", "the", "cat"]))
+    words = ProphetNetTokenizer(str(tmp_path / "vocab.txt"))
+    words.do_lower_case = True
+    model = causal_model(rows=32)
+    before = model.get_input_embeddings().weight.detach().clone()
+    with pytest.raises(InvalidArgument, match=r"gives 'FOO' the id 1 of '\[UNK\]'.*lower case"):
+        holdfast.tokens.add(model, words, ["FOO"])
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    assert holdfast.tokens.add(model, words, ["<FOO>"], special=True).rows == 32

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import holdfast
 from holdfast.core.errors import Damaged, NotFound
@@ -195,3 +197,10 @@ def test_without_the_library_the_rest_is_checked(folder: Path, monkeypatch: pyte
     result = holdfast.tokens.check(folder)
     assert result.good
     assert result.unchecked == ("round trip of special tokens: the library tokenizers is not installed",)
+
+
+def test_a_scalar_that_has_the_name_of_an_embedding_has_no_rows(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    save_file({"output.bias": torch.tensor(1.0), "wte.weight": torch.ones(15, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"vocab_size": 15}')
+    assert dict(holdfast.tokens.check(tmp_path).rows) == {"wte.weight": 15}

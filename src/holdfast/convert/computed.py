@@ -117,7 +117,7 @@ class ComputedTensors:
                     self._bands.pop(next(iter(self._bands)))
                 rows = file.computation.band_rows
                 end = min((number + 1) * rows, file.computation.shape[0])
-                known = np.ascontiguousarray(file.computation.compute(number * rows, end, self.read))
+                known = np.ascontiguousarray(file.computation.compute(number * rows, end, self._read_for_band))
                 self._bands[file.name, number] = known
             return known
 
@@ -125,14 +125,21 @@ class ComputedTensors:
         """Return a box of an input as raw elements."""
         if self._inputs is None:
             self._inputs = SourceFiles(self, threading.Lock())
-        if id(recipe) in self._kept and box.sizes == recipe.shape:
-            return self._kept[id(recipe)]
         array = np.empty(box.sizes, f"u{recipe.dtype.bytes}")
         if array.size:
             fill(self._inputs, destinations_of(recipe, box, ArrayDestination(array)))
-        if box.sizes == recipe.shape and array.nbytes <= BAND_BYTES:
-            self._kept[id(recipe)] = array
         return array
+
+    def _read_for_band(self, recipe: Recipe[Place], box: Box) -> RawArray:
+        """Return a box of an input; a whole small one is kept, because the tensor's next band needs it too."""
+        if box.sizes != recipe.shape:
+            return self.read(recipe, box)
+        known = self._kept.get(id(recipe))
+        if known is None:
+            known = self.read(recipe, box)
+            if known.nbytes <= BAND_BYTES:
+                self._kept[id(recipe)] = known
+        return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)

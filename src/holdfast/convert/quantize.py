@@ -113,8 +113,10 @@ def _modules_to_skip(group: Group, chosen: Sequence[str]) -> list[str]:
     for key in set(group.tensors) - set(chosen):
         module, _, leaf = key.rpartition(".")
         shape = group.tensors[key].shape
-        if (leaf == "weight" and len(shape) == 2 and "embed" not in module) or len(shape) == 3:
+        is_embedding = "embed" in module.rpartition(".")[2]  # a layer inside an embedding may be linear
+        if (leaf == "weight" and len(shape) == 2 and not is_embedding) or len(shape) == 3:
             skipped.add(module)
+            skipped |= {alias.rpartition(".")[0] for alias, target in group.aliases.items() if target == key}
     return sorted(skipped - {""}, key=natural_key)
 
 

@@ -32,7 +32,7 @@ class Mount:
     def of(path: Path, mounts: str | None = None) -> Mount | None:
         """Return the mount that holds an existing path; None where the system does not list mounts."""
         try:
-            text = _MOUNTS.read_text() if mounts is None else mounts
+            text = os.fsdecode(_MOUNTS.read_bytes()) if mounts is None else mounts
         except OSError:
             return None
         real = os.path.realpath(path)

@@ -62,7 +62,7 @@ def add(
         check_states(optimizer, held.tensor, held.key)
     known = tokenizer.get_vocab()
     _extend(tokenizer, tokens, roles, special=special)
-    ids = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in (*tokens, *roles.values())}
+    ids = _ids_of(tokenizer, (*tokens, *roles.values()), known)
     new = {token: row for token, row in ids.items() if token not in known}
     rows = rows_for(_end(tokenizer.get_vocab()), vocabulary.rows, pad_to)
     like_rows = {new[token]: pieces for token, pieces in likenesses.items() if token in new}
@@ -109,6 +109,20 @@ def _extend(tokenizer: Any, tokens: Sequence[str], roles: Mapping[str, str], *, 
         tokenizer.add_tokens(list(tokens), special_tokens=special)
     if roles:
         tokenizer.add_special_tokens(dict(roles))
+
+
+def _ids_of(tokenizer: Any, tokens: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Return the ids of added tokens. Raises InvalidArgument for one that shares a row with another token."""
+    ids = {token: int(tokenizer.convert_tokens_to_ids(token)) for token in tokens}
+    texts = {number: text for text, number in known.items()}
+    for token, number in ids.items():
+        if token not in known and number in texts:
+            raise InvalidArgument(
+                f"{type(tokenizer).__name__} gives {token!r} the id {number} of {texts[number]!r}: it was not added, "
+                "and the model is as it was; tokenizers that lower-case text have added tokens in lower case only, "
+                "unless they are special=True"
+            )
+    return ids
 
 
 def _resize(vocabulary: Vocabulary, rows: int, initial: InitialRows, fresh: Sequence[int], optimizer: Any) -> None:

@@ -80,7 +80,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, dict[str, bytes], dict[str
     groups = checkpoint.contents.groups
     modules = [name for name, group in groups.items() if group.kind == "module" and "/" not in name]
     rows = {
-        key: recipe.shape[0] for name in modules for key, recipe in groups[name].tensors.items() if is_embedding(key)
+        key: recipe.shape[0]
+        for name in modules
+        for key, recipe in groups[name].tensors.items()
+        if is_embedding(key) and recipe.shape
     }
     return checkpoint.path, side_files(checkpoint), rows
 

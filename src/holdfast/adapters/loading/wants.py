@@ -26,7 +26,6 @@ from holdfast.adapters.tensors import (
     raw_array,
     tensor_overlaps,
 )
-from holdfast.adapters.weight_wrappers import PLAIN
 from holdfast.core.errors import LayoutError, Mismatch, Unsupported
 from holdfast.core.names import masters_group
 from holdfast.format.dtypes import dtype_named
@@ -159,7 +158,7 @@ class LoadRequests:
             return False
         stored = self.subclasses(group)
         kept = stored_key(self.contents, group, key)
-        if kept in stored.descriptions or (type(value) not in PLAIN and is_subclass(value)):
+        if kept in stored.descriptions or is_subclass(value):
             return request_subclass(self, group, kept, value, stored)
         source = source or self.contents.find(group, key)
         if source is None:

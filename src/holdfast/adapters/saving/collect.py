@@ -30,7 +30,6 @@ from holdfast.adapters.saving.tree_digests import item_digest, tensors_by_top_ke
 from holdfast.adapters.subclass_tensors import InnerTensor, SubclassView, is_subclass, own_shard, view_subclass
 from holdfast.adapters.tensors import Holder, Holders, part_view, raw_array
 from holdfast.adapters.tree import Tree, flatten
-from holdfast.adapters.weight_wrappers import PLAIN
 from holdfast.core.errors import HoldfastError, LayoutError
 from holdfast.core.names import BASE, check_key, masters_group
 from holdfast.format import statejson
@@ -164,7 +163,7 @@ class Collected:
 
     def _add_checked(self, group: str, key: str, role: str, value: StateTensor, cast: DType | None) -> None:
         by_coordinate = (group, key) in self.by_coordinate
-        if isinstance(value, torch.Tensor) and type(value) not in PLAIN and is_subclass(value):
+        if isinstance(value, torch.Tensor) and is_subclass(value):
             self._add_subclass(
                 group, key, role, view_subclass(value, key, f"{group}: {key}", by_coordinate=by_coordinate)
             )
