@@ -148,7 +148,7 @@ class PreparedLoraMerge:
         def progressed(size: int) -> None:
             nonlocal written
             written += size
-            digests.advance(min(1.0, written * ranks.world / self.total_bytes))
+            digests.advance(min(1.0, written * ranks.world / self.output.bytes))
             progress(size)
 
         with closing(digests), one_thread_per_operation():
