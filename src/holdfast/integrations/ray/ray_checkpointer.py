@@ -66,7 +66,7 @@ class RayCheckpointer:
         self._waits = options.get("on_busy", "wait") == "wait"
         self._deadline_s = options.get("deadline_s", DEADLINE_S)
         self._unreported: _Unreported | None = None
-        self._loaded: dict[str, Any] | None = None  # what the last restore was asked for
+        self._loaded: dict[str, Any] | None = None  # the state of the last restore, unwrapped
         self._at: int | None = None  # the step that was restored, then those that are saved
         self._is_first = True
 
@@ -235,7 +235,7 @@ class RayCheckpointer:
 
 
 def _inner(value: Any) -> Any:
-    """Return the object inside of what wraps it for training: the same module before and after `prepare_model`."""
+    """Unwrap DistributedDataParallel and torch.compile: the same module before and after `prepare_model`."""
     while isinstance(value, DistributedDataParallel) or hasattr(value, "_orig_mod"):
         value = value.module if isinstance(value, DistributedDataParallel) else value._orig_mod
     return value
@@ -259,7 +259,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _reversed(mapping: Any) -> Any:
-    """Return what loads a state that was saved through a mapping."""
+    """Return the mapping that loads a state which was saved through this one."""
     if mapping is None:
         return None
     if isinstance(mapping, Mapping) and "aoa_statements" not in mapping:

@@ -86,7 +86,7 @@ class ReportedSteps:
             os.rename(making, folder)
             self._known_links().add(folder)
             return folder
-        raise AssertionError("endless names have an end")
+        raise AssertionError("unreachable: the names do not end")
 
     def _noted_folder(self, committed: Checkpoint) -> str:
         """Make a folder that holds the address of the step."""
@@ -100,7 +100,7 @@ class ReportedSteps:
             with files.open_output_stream(f"{folder}/{_ADDRESS}") as stream:
                 stream.write(json.dumps({"address": where, "step": committed.step}).encode())
             return folder
-        raise AssertionError("endless names have an end")
+        raise AssertionError("unreachable: the names do not end")
 
     def _names(self, committed: Checkpoint) -> Iterator[str]:
         """Yield folders to try: a step that was saved again gets another one, because Ray knows the first."""
