@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,25 +55,12 @@ def command(
     models: tuple[str, ...],
     destination: str,
     config: str | None,
-    steps: str | None,
-    method: str,
     adapters: tuple[str, ...],
-    base: str | None,
-    weights: tuple[str, ...],
-    densities: tuple[str, ...],
-    settings: tuple[str, ...],
-    seed: int,
-    rng: str,
-    donor: str | None,
-    dtype: str | None,
-    out_dtype: str | None,
-    remove: tuple[str, ...],
-    max_shard_size: str,
-    tokens: str | None,
     dry_run: bool,
     force: bool,
     no_verify: bool,
     as_json: bool,
+    **values: Any,
 ) -> None:
     """Merge models of any format that Holdfast reads into DST, a folder that from_pretrained opens.
 
@@ -109,71 +96,36 @@ def command(
     run found problems. 2: usage error, or the models do not fit together.
     """
     rank, _ = launched_rank()
+    context, verify = click.get_current_context(), not no_verify
     with report_on_first_rank(rank):
         if adapters:
+            shared = {name: values[name] for name in ("base", "weights", "max_shard_size")}
             merge_adapters(
-                click.get_current_context(),
-                models,
-                destination,
-                adapters,
-                base=base,
-                weights=weights,
-                max_shard_size=max_shard_size,
-                verify=not no_verify,
-                force=force,
-                as_json=as_json,
+                context, models, destination, adapters, verify=verify, force=force, as_json=as_json, **shared
             )
-            return
-        from holdfast.merging.merge import run_merge
-        from holdfast.merging.merge_file import read_merge_file
-
-        if config is not None:
-            _require_only_config(click.get_current_context(), models)
-            options = replace(read_merge_file(config), verify=not no_verify, force=force)
         else:
-            options = _options(
-                models,
-                steps,
-                {"weight": weights, "density": densities},
-                base,
-                method=method,
-                parameters=_named(settings),
-                donor=donor,
-                seed=seed,
-                rng=rng,
-                dtype=dtype,
-                out_dtype=out_dtype,
-                remove=remove,
-                max_shard_size=max_shard_size,
-                tokens=tokens,
-                verify=not no_verify,
-                force=force,
-            )
-        if dry_run:
-            if rank == 0:
+            options = _options(models, **values) if config is None else _options_of_file(config, context, models)
+            options = replace(options, verify=verify, force=force)
+            if not dry_run:
+                _merge(options, destination, as_json=as_json)
+            elif rank == 0:
                 _dry_run(options, destination, as_json=as_json)
-            return
-        with launched_ranks() as ranks:
-
-            def show_progress(total: int) -> Any:
-                return progress_bar("merging", total // ranks.world if ranks.rank == 0 else 0)
-
-            done = run_merge(options, destination, ranks, show_progress)
-        if rank == 0:
-            _print_result(done, as_json=as_json)
 
 
 def _options(
     models: Sequence[str],
+    *,
     steps: str | None,
-    values: Mapping[str, Sequence[str]],
     base: str | None,
-    parameters: Mapping[str, str],
+    weights: Sequence[str],
+    densities: Sequence[str],
+    settings: Sequence[str],
     **options: Any,
 ) -> MergeOptions:
     from holdfast.merging.merge_call import model_options, steps_of_run, with_values
     from holdfast.merging.merge_options import MergeOptions, settings_of
 
+    parameters = _named(settings)
     if not models:
         raise InvalidArgument("no models: name them before DST, or a file with --config")
     chosen = [model_options(model) for model in models]
@@ -181,10 +133,30 @@ def _options(
         if not all(step.strip().isdigit() for step in steps.split(",")):
             raise InvalidArgument(f"--steps {steps}: expected numbers, such as 900,950,1000")
         chosen = steps_of_run(chosen, [int(step) for step in steps.split(",")])
-    for name, given in values.items():
+    for name, given in (("weight", weights), ("density", densities)):
         chosen = with_values(chosen, name, given or None)
     own_base = None if base is None else model_options(base)
     return MergeOptions(models=tuple(chosen), base=own_base, parameters=settings_of(parameters), **options)
+
+
+def _options_of_file(config: str, context: click.Context, models: Sequence[str]) -> MergeOptions:
+    from holdfast.merging.merge_file import read_merge_file
+
+    _require_only_config(context, models)
+    return read_merge_file(config)
+
+
+def _merge(options: MergeOptions, destination: str, *, as_json: bool) -> None:
+    from holdfast.merging.merge import run_merge
+
+    with launched_ranks() as ranks:
+
+        def show_progress(total: int) -> Any:
+            return progress_bar("merging", total // ranks.world if ranks.rank == 0 else 0)
+
+        done = run_merge(options, destination, ranks, show_progress)
+    if ranks.rank == 0:
+        _print_result(done, as_json=as_json)
 
 
 def _require_only_config(context: click.Context, models: Sequence[str]) -> None:
