@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 import holdfast
-from holdfast.adapters.huggingface import plain_class_name
+from holdfast.adapters.huggingface import plain_class
 from holdfast.adapters.module import clean_key
 
 
@@ -127,11 +127,11 @@ class Named(Mixin, LlamaForCausalLM):
 
 def test_the_architecture_is_the_plain_class_name() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_positions=8, n_embd=8, n_layer=1, n_head=2))
-    assert plain_class_name(model) == "GPT2LMHeadModel"
+    assert plain_class(model).__name__ == "GPT2LMHeadModel"
     model.__class__ = type("FSDPGPT2LMHeadModel", (Mixin, GPT2LMHeadModel), {})
-    assert plain_class_name(model) == "GPT2LMHeadModel"
+    assert plain_class(model).__name__ == "GPT2LMHeadModel"
     model.__class__ = type("Sharded", (GPT2LMHeadModel,), {})
-    assert plain_class_name(model) == "GPT2LMHeadModel"
+    assert plain_class(model).__name__ == "GPT2LMHeadModel"
 
 
 def test_model_dtype_rounds_the_model_and_keeps_masters(tmp_path: Path) -> None:

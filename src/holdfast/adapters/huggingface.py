@@ -65,7 +65,7 @@ def _config_text(config: Any) -> str:
 
 def _write_config_files(module: nn.Module, config: Any, dtype: str | None) -> dict[str, bytes]:
     config = copy.deepcopy(config)
-    config.architectures = [plain_class_name(module)]
+    config.architectures = [plain_class(module).__name__]
     stored_dtype = dtype or _floating_dtype(module)
     if stored_dtype is not None:
         config.dtype = stored_dtype
@@ -99,13 +99,13 @@ def _floating_dtype(module: nn.Module) -> str | None:
     return None
 
 
-def plain_class_name(module: nn.Module) -> str:
-    """Return the class name a user would import, even if a mixin such as FSDP2's created a new class."""
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class a user would import, even if a mixin such as FSDP2's created a new class."""
     for cls in type(module).__mro__:
         named = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls or "<locals>" in cls.__qualname__
         if named and issubclass(cls, nn.Module) and not _leads_with_mixin(cls):
-            return cls.__name__
-    return type(module).__name__
+            return cls
+    return type(module)
 
 
 def _leads_with_mixin(cls: type) -> bool:
