@@ -88,3 +88,26 @@ def test_a_tied_model_lends_its_input_embedding_to_an_untied_donor(folder, tmp_p
     found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
     assert "has 'lm_head.weight'" in refused([tied, untied], tmp_path / "no")
+
+
+@pytest.mark.parametrize("method", ["linear", "passthrough"])
+def test_a_base_that_the_method_does_not_use_is_refused(plain, stored, tmp_path, method):
+    base = stored("base", w=torch.full((4, 3), 9.0), b=torch.full((4,), 9.0))
+    text = refused([plain], tmp_path / "out", InvalidArgument, method=method, base=base, weights=None)
+    assert f"{method} has no base, and {base} is none of the models" in text
+
+
+def test_a_base_among_the_models_is_averaged_once(plain, stored, tmp_path):
+    base = stored("base", w=torch.full((4, 3), 9.0), b=torch.full((4,), 9.0))
+    holdfast.merge([plain, base], tmp_path / "out", base=base)
+    assert safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")["w"].unique().tolist() == [5.0]
+
+
+@pytest.mark.parametrize("scope", ["models", "parameters"])
+def test_a_key_pattern_of_a_parameter_that_matches_nothing_is_a_mistake(plain, stored, tmp_path, scope):
+    other = stored("other", w=torch.ones(4, 3), b=torch.ones(4))
+    weight = {"wieght": 0.2, "*": 1}
+    given = {"weights": [1, weight]} if scope == "models" else {"weights": None, "parameters": {"weight": weight}}
+    text = refused([plain, other], tmp_path / "out", InvalidArgument, **given)
+    assert "weight: no key matches 'wieght'; keys are, for example, b, w" in text
+    holdfast.merge([plain, other], tmp_path / "out", weights=[1, {"w": 3}], remove=["w"])  # removed keys count

@@ -16,7 +16,7 @@ class Rows:
         self.shape = tuple(tensor.shape)
         self.reads = 0
 
-    def places(self):
+    def places(self, model):
         return []
 
     def read(self, files, start, stop, buffer=None):

@@ -7,7 +7,7 @@ import torch
 
 import holdfast
 from holdfast.core.errors import Damaged, Mismatch, Unsupported
-from tests.merging.models import tensors, write
+from tests.merging.models import same, tensors, write
 
 REGULAR = [f"t{number}" for number in range(90)]
 
@@ -151,3 +151,14 @@ def test_ids_that_no_row_can_have_are_refused(model, tmp_path, number):
     with pytest.raises(Damaged, match=r"tokenizer\.json: the id of 't5' is"):
         holdfast.merge([a, b], tmp_path / "out", weights=[1, 1])
     assert not (tmp_path / "out").exists()
+
+
+def test_each_model_may_have_files_of_its_own(model, tmp_path):
+    a, b = model("a", ["<x>"], 1, max_shard_size="20KB"), model("b", ["<z>"], 2)
+    c = model("c", ["<z>"], 2, max_shard_size="30KB")
+    holdfast.merge([a, b], tmp_path / "whole", tokens="union")
+    holdfast.merge([a, c], tmp_path / "sharded", tokens="union")
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "sharded"))
+    models = json.loads((tmp_path / "sharded" / "merge_record.json").read_text())["models"]
+    for path, digested in zip((a, c), models, strict=True):
+        assert set(digested["digests"]) == {file.name for file in path.glob("*.safetensors")}

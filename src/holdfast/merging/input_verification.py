@@ -42,7 +42,7 @@ def _used_blocks(model: InputModel) -> list[SourceBlock]:
     """Return the blocks with digests that hold tensors of the merge."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for source in model.tensors.values():
-        for place in source.places():
+        for place in source.places(model.number):
             ranges.setdefault(place.file, []).append((place.begin, place.end))
     return [
         (file.name, number)

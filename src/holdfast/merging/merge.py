@@ -107,7 +107,7 @@ class PreparedMerge:
     def _digested(self) -> list[DigestedFiles]:
         digested = []
         for model in self.models:
-            used = {place.file for source in model.tensors.values() for place in source.places()}
+            used = {place.file for source in model.tensors.values() for place in source.places(model.number)}
             digested.append(DigestedFiles(model.source, model.lock, tuple(sorted(used))))
         return digested
 

@@ -18,7 +18,7 @@ from holdfast.merging.methods import METHODS, method_named
 from holdfast.merging.methods.base import MergeMethod, MethodParameter, TensorTask
 from holdfast.merging.model_input import InputModel, TensorSource, find_tied
 from holdfast.merging.output_keys import OutputKey, SlicedKeys, whole_keys
-from holdfast.merging.parameter_settings import Scalar, Settings
+from holdfast.merging.parameter_settings import Scalar, Setting, Settings
 from holdfast.merging.token_ids import conflict
 from holdfast.merging.token_union import TokenUnion, join_tokens
 
@@ -81,11 +81,13 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     method = method_named(options.method)
     base = None if options.base is None else base_position(options.all_models, options.base)
     _check_names(method, options)
+    _check_base(method, options)
     donor = _donor(options, models, base)
     tokens = join_tokens(models, donor, base) if options.tokens == "union" else None
     outputs, origins = _outputs(options, models, donor)
     for count, has_base in {(len(out.inputs), base in [i.model for i in out.inputs]) for out in outputs}:
         _check_models(method, count, has_base=has_base)
+    _check_patterns(outputs)
     outputs, removed = _without_removed(outputs, options.remove, models, donor)
     problems = _problems(outputs, models)
     if not options.slices:
@@ -132,6 +134,30 @@ def _check_names(method: MergeMethod, options: MergeOptions) -> None:
                 raise InvalidArgument(f"{method.name} has no parameter {name!r}; it has {others}{hint}")
             if number and not known[name].per_model:
                 raise InvalidArgument(f"{name} is one value for the whole merge, not one for each model")
+
+
+def _check_base(method: MergeMethod, options: MergeOptions) -> None:
+    """Raise InvalidArgument for a base that the method would merge like the other models, which it does not name."""
+    base = options.base
+    if base is None or method.needs_base or options.slices or base_position(options.models, base) is not None:
+        return
+    raise InvalidArgument(
+        f"{method.name} has no base, and {base.path} is none of the models: name it among them to merge it too, "
+        "or choose a method with a base"
+    )
+
+
+def _check_patterns(outputs: Sequence[OutputKey]) -> None:
+    """Raise InvalidArgument for a key pattern of a parameter that matches no key."""
+    keys: dict[tuple[str, Setting], set[str]] = {}
+    for out in outputs:
+        scopes = [(out.key, scope) for scope in out.settings]
+        scopes += [(member.key, scope) for member in out.inputs for scope in member.settings]
+        for key, scope in scopes:
+            for parameter in scope.items():
+                keys.setdefault(parameter, set()).add(key)
+    for (name, setting), found in keys.items():
+        setting.check(found, name)
 
 
 def _donor(options: MergeOptions, models: Sequence[InputModel], base: int | None) -> int:

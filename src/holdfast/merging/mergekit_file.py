@@ -139,7 +139,7 @@ def _rules(value: Any, name: str) -> Iterator[SettingRule]:
             raise InvalidArgument(f"{name}: expected a value and a filter, got {condition!r}")
         part = condition.get("filter")
         pattern = "*" if part in (None, "*") else f"*{glob.escape(str(part))}*"
-        yield SettingRule(pattern, _scalars(condition["value"], name))
+        yield SettingRule(pattern, _scalars(condition["value"], name), may_match_nothing=True)
 
 
 def _scalars(value: Any, name: str) -> tuple[bool | int | float, ...]:

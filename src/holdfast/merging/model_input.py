@@ -44,8 +44,8 @@ class TensorSource(Protocol):
     @property
     def dtype(self) -> DType: ...
 
-    def places(self) -> Sequence[Place]:
-        """Return the stored tensors that are read."""
+    def places(self, model: int) -> Sequence[Place]:
+        """Return the stored tensors that are read from a model, given by its number."""
 
     def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
         """Return the flat elements [start, stop), which may be written to. `files` are those of every model.
@@ -69,8 +69,8 @@ class StoredTensorSource:
     def dtype(self) -> DType:
         return self.recipe.dtype
 
-    def places(self) -> Sequence[Place]:
-        return self.recipe.sources()
+    def places(self, model: int) -> Sequence[Place]:
+        return self.recipe.sources() if model == self.model else ()
 
     def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
         size = (stop - start) * self.dtype.bytes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument
+from holdfast.core.names import natural_key
 
 Scalar = bool | int | float
 
@@ -19,6 +20,7 @@ class SettingRule:
 
     pattern: str
     values: tuple[Scalar, ...]
+    may_match_nothing: bool = False  # as mergekit's filters
 
     def at(self, depth: float) -> Scalar:
         """Return the value at a depth between 0 (first layer) and 1 (last layer)."""
@@ -54,6 +56,13 @@ class Setting:
             if fnmatch.fnmatchcase(key, rule.pattern):
                 return rule.at(depth)
         return None
+
+    def check(self, keys: Collection[str], name: str) -> None:
+        """Raise InvalidArgument if a pattern matches none of the keys: then it is misspelled."""
+        for rule in self.rules:
+            if rule.pattern != "*" and not rule.may_match_nothing and not fnmatch.filter(keys, rule.pattern):
+                near = ", ".join(sorted(keys, key=natural_key)[:3])
+                raise InvalidArgument(f"{name}: no key matches {rule.pattern!r}; keys are, for example, {near}")
 
     def written(self) -> Any:
         """Return the setting as it is written in a file."""

@@ -46,8 +46,8 @@ class GatheredRows:
     sources: tuple[TensorSource | None, ...]
     origins: RowOrigins
 
-    def places(self) -> Sequence[Place]:
-        return [place for source in self.sources if source is not None for place in source.places()]
+    def places(self, model: int) -> Sequence[Place]:
+        return [place for source in self.sources if source is not None for place in source.places(model)]
 
     def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
         width = math.prod(self.shape[1:])
