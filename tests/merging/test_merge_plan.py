@@ -94,7 +94,7 @@ def test_a_tied_model_lends_its_input_embedding_to_an_untied_donor(folder, tmp_p
 def test_a_base_that_the_method_does_not_use_is_refused(plain, stored, tmp_path, method):
     base = stored("base", w=torch.full((4, 3), 9.0), b=torch.full((4,), 9.0))
     text = refused([plain], tmp_path / "out", InvalidArgument, method=method, base=base, weights=None)
-    assert f"{method} has no base, and {base} is none of the models" in text
+    assert f"{method} has no base, and {base} is not among the models" in text
 
 
 def test_a_base_among_the_models_is_averaged_once(plain, stored, tmp_path):

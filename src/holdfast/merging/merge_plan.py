@@ -142,7 +142,7 @@ def _check_base(method: MergeMethod, options: MergeOptions) -> None:
     if base is None or method.needs_base or options.slices or base_position(options.models, base) is not None:
         return
     raise InvalidArgument(
-        f"{method.name} has no base, and {base.path} is none of the models: name it among them to merge it too, "
+        f"{method.name} has no base, and {base.path} is not among the models: name it there to merge it too, "
         "or choose a method with a base"
     )
 

@@ -65,6 +65,7 @@ def with_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
         ({"peft_type": None}, Unsupported, "peft_type is 'None'"),
         ({"r": 10**9}, InvalidArgument, "expected a rank from 1 to 16384, got 1000000000"),
         ({"r": True}, InvalidArgument, "expected a rank"),
+        ({"r": "4"}, InvalidArgument, "expected a rank from 1 to 16384, got '4'"),
         ({"r": 4}, Mismatch, r"have the shapes \[8, 96\] and \[96, 8\], expected \[4, 96\] and \[96, 4\]"),
         ({"rank_pattern": {"q_proj": 3}}, Mismatch, "the rank in the config is 3"),
         ({"rank_pattern": {"(a+)+x": 3}}, Unsupported, "may take forever to match"),
@@ -297,3 +298,9 @@ def test_the_peak_is_that_of_the_chunks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 200 << 10, f"{int(done.stdout) >> 10} MiB"
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_refused(tmp_path, weight):
+    with pytest.raises(InvalidArgument, match="weight: expected a finite number"):
+        merge_lora("adapter", tmp_path / "out", base="base", weights=[weight])

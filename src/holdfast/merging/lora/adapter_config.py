@@ -159,7 +159,7 @@ def _patterns(fields: Mapping[str, Any], name: str, where: str) -> list[tuple[st
 
 def _rank(value: Any, where: str) -> int:
     if type(value) is not int or not 1 <= value <= MOST_RANK:
-        raise InvalidArgument(f"{where}: expected a rank from 1 to {MOST_RANK}, got {str(value)[:80]}")
+        raise InvalidArgument(f"{where}: expected a rank from 1 to {MOST_RANK}, got {repr(value)[:80]}")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
@@ -63,6 +64,9 @@ class LoraOptions:
             raise InvalidArgument(
                 f"expected one weight for each of the {len(self.adapters)} adapters, got {len(self.weights)}"
             )
+        for weight in self.weights:
+            if not math.isfinite(weight):
+                raise InvalidArgument(f"weight: expected a finite number, got {weight}")
 
 
 @dataclass(frozen=True, slots=True)
