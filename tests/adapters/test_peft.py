@@ -66,6 +66,22 @@ def test_an_adapter_is_as_peft_writes_it_and_training_goes_on(tmp_path: Path, ba
     assert [train_step(live, resumed, number) for number in range(2, 5)] == expected
 
 
+class Mixin:
+    """What fully_shard puts before the class of a module."""
+
+
+def test_the_base_is_named_by_its_plain_class(tmp_path: Path, base: Path) -> None:
+    for name in ("plain", "sharded"):
+        model = adapted(open_base(base), "no task")
+        inner = model.base_model.model
+        if name == "sharded":
+            inner.__class__ = type("FSDP" + type(inner).__name__, (Mixin, type(inner)), {})
+        holdfast.save(tmp_path / name, {"model": model})
+    config = sorted_config(tmp_path / "sharded" / "adapter_config.json")
+    assert config == sorted_config(tmp_path / "plain" / "adapter_config.json")
+    assert config["auto_mapping"]["base_model_class"] == "LlamaForCausalLM"
+
+
 def test_a_tensor_is_read_under_pefts_key(tmp_path: Path, base: Path) -> None:
     model = adapted(open_base(base), "lora")
     saved = holdfast.save(tmp_path / "x", {"model": model})

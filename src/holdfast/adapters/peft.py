@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from holdfast.adapters.huggingface import plain_class
 from holdfast.adapters.module import ModuleView, clean_key, has_peft_config, unwrap, view_module
 from holdfast.core import names
 
@@ -250,7 +251,7 @@ def _write_config(model: Any, config: Any) -> bytes:
             config.base_model_name_or_path = base.__dict__.get("name_or_path") or None
         config.inference_mode = True
         if config.task_type is None:
-            kind = model._get_base_model_class(is_prompt_tuning=config.is_prompt_learning)
+            kind = plain_class(base)
             mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
     for field, value in list(vars(config).items()):
         if isinstance(value, set):  # whose order differs between processes
