@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 import holdfast
 from holdfast.adapters.huggingface import plain_class
@@ -132,6 +132,16 @@ def test_the_architecture_is_the_plain_class_name() -> None:
     assert plain_class(model).__name__ == "GPT2LMHeadModel"
     model.__class__ = type("Sharded", (GPT2LMHeadModel,), {})
     assert plain_class(model).__name__ == "GPT2LMHeadModel"
+
+
+def test_a_class_that_leads_with_a_mixin_is_plain() -> None:
+    assert plain_class(Named(LlamaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=0, pad_token_id=0))) is Named
+    model = LlamaForSequenceClassification(
+        LlamaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=0, pad_token_id=0)
+    )
+    assert plain_class(model) is LlamaForSequenceClassification
+    model.__class__ = type("FSDP" + type(model).__name__, (Mixin, type(model)), {})
+    assert plain_class(model) is LlamaForSequenceClassification
 
 
 def test_model_dtype_rounds_the_model_and_keeps_masters(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 from holdfast.integrations.lightning import HoldfastCheckpoint
 
 EPOCHS = 3
+_SHARED = torch.Generator().manual_seed(3)  # of training and validation loaders
 
 
 class Noisy(Dataset):
@@ -159,6 +160,8 @@ def make_loader(kind: str, size: int, batch: int, workers: int) -> Any:
         return StatefulDataLoader(data, batch_size=batch, shuffle=True)
     if kind == "generator":
         return DataLoader(data, batch_size=batch, shuffle=True, generator=torch.Generator().manual_seed(3))
+    if kind == "shared":
+        return DataLoader(data, batch_size=batch, shuffle=True, generator=_SHARED)
     if kind == "weighted":
         return DataLoader(data, batch_size=batch, sampler=WeightedRandomSampler([1.0] * size, size))
     if kind == "kept":

@@ -95,6 +95,7 @@ def test_killed_after_a_save_at_the_end_of_an_epoch(launcher: Launcher, tmp_path
         ({"val": "kept", "num_sanity_val_steps": 0}, {"every_n_epochs": 1}),
         ({"val": "generator", "limit_val_batches": 1}, {"every_n_train_steps": 3}),
         ({"val": "generator", "limit_val_batches": 1}, {"every_n_epochs": 1}),
+        ({"loader": "shared", "val": "shared", "limit_val_batches": 1}, {"every_n_train_steps": 3}),
         ({"loader": "stateful"}, {"every_n_train_steps": 3}),
         ({"loader": "generator"}, {"every_n_train_steps": 3}),
         ({"loader": "weighted"}, {"every_n_train_steps": 3}),

@@ -113,6 +113,13 @@ def test_folders_and_links_that_are_not_hidden_are_listed(storage, tmp_path):
     assert storage.hidden() == [".attempt-2", ".attempt-3", ".removed-4"]  # settings are never read through a link
 
 
+def test_a_sweep_leaves_folders_of_other_names(storage, tmp_path):
+    for name in (".removed-by-me", ".removed-step-000000000001-0123456z", ".removed-step-000000000001-01234567"):
+        (tmp_path / name).mkdir()
+    storage.sweep()
+    assert storage.hidden() == [".removed-by-me", ".removed-step-000000000001-0123456z"]
+
+
 def test_only_regular_files_of_one_level_are_listed(storage, tmp_path):
     publish(storage, "step-1", {"f": b"1", "ema/g": b"22"})
     inside = tmp_path / "step-1"

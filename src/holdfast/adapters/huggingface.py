@@ -1,4 +1,4 @@
-"""Hugging Face modules: config.json and generation_config.json to save; PEFT adapters; class names behind mixins."""
+"""Hugging Face modules: config.json and generation_config.json to save; PEFT adapters; classes of sharded modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import sys
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,33 @@ def _floating_dtype(module: nn.Module) -> str | None:
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class a user would import, even if a mixin such as FSDP2's created a new class."""
+    """Return the class a user would import, even if code such as fully_shard created a new one at run time."""
     for cls in type(module).__mro__:
         named = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls or "<locals>" in cls.__qualname__
-        if named and issubclass(cls, nn.Module) and not _leads_with_mixin(cls):
+        if named and issubclass(cls, nn.Module):
             return cls
     return type(module)
 
 
-def _leads_with_mixin(cls: type) -> bool:
-    """Return True if the first base is a mixin that is not itself an nn.Module, as FSDPModule."""
-    return not issubclass(cls.__bases__[0], nn.Module) and cls is not nn.Module
+class PlainClasses:
+    """A model whose submodules have the classes that a user would import: rules are found by the names of classes,
+    and fully_shard gives each module that it shards a class of its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        return ((name, _in_plain_class(submodule)) for name, submodule in self._module.named_modules())
+
+
+def _in_plain_class(module: nn.Module) -> nn.Module:
+    """Return the module, or one of its plain class that shares its attributes."""
+    cls = plain_class(module)
+    if type(module) is cls:
+        return module
+    twin = cls.__new__(cls)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    return twin

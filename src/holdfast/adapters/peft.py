@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.adapters.huggingface import plain_class
+from holdfast.adapters.huggingface import PlainClasses, plain_class
 from holdfast.adapters.module import ModuleView, clean_key, has_peft_config, unwrap, view_module
 from holdfast.core import names
 
@@ -294,4 +294,5 @@ def _is_renamed(base: Any) -> bool:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
         return True  # an older transformers renames some keys elsewhere
-    return bool(get_model_conversion_mapping(base, add_legacy=False))
+    model: Any = PlainClasses(base)
+    return bool(get_model_conversion_mapping(model, add_legacy=False))

@@ -163,7 +163,7 @@ def _choose(name: str, known: list[BaseFacts], options: SaveOptions) -> _BaseMod
     if mode == "full" and unfillable:
         raise Unsupported(_unfillable_text(name, unfillable, reason or "base='full'", _quantized(known)))
     notice = f"{name}: {reason}: each step stores the whole base model; base='none' leaves it out"
-    return _BaseMode(mode, notice if reason and known[0].source else "")
+    return _BaseMode(mode, notice if reason and (known[0].source or any(facts.trained for facts in known)) else "")
 
 
 def _reference_problem(known: list[BaseFacts]) -> tuple[str, type[HoldfastError]]:

@@ -276,7 +276,8 @@ class Planner:
     def _assignment(self, plan: RankPlan, arenas: Mapping[int, str]) -> AssignJob:
         """Return the message that gives the writer its job; `arenas` are the paths of this host's arenas, by rank."""
         session = self._session
-        usual = _DISK_THREADS if isinstance(session.storage, LocalStorage) else _NETWORK_THREADS
+        on_disk = isinstance(session.storage, LocalStorage) and session.storage.is_local()
+        usual = _DISK_THREADS if on_disk else _NETWORK_THREADS
         threads = self._background.writer_threads or max(1, min(usual, (os.cpu_count() or 1) // len(arenas)))
         return AssignJob(session.storage.address, plan.job, plan.commit, arenas, threads, session.run.card_key)
 

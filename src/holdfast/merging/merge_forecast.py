@@ -52,7 +52,7 @@ def forecast(merge: PreparedMerge) -> MergeForecast:
     plan, threads = merge.plan, max(1, min(MOST_THREADS, cores()))
     inputs = sum(_input_bytes(tensor) for tensor in plan.tensors.values())
     scanned = [t for t in plan.tensors.values() if t.task is not None and plan.method.needs_scan(t.task)]
-    read = 2 * inputs + sum(_input_bytes(tensor) for tensor in scanned)  # once for the digests
+    read = inputs + sum(_input_bytes(tensor) for tensor in scanned)
     elements = sum(tensor.elements for tensor in plan.tensors.values() if tensor.task is not None)
     dtypes = Counter(tensor.dtype.name for tensor in plan.tensors.values())
     seconds = (read + merge.output.bytes) / _STORAGE_BYTES_PER_S + _element_s(plan) * elements / threads

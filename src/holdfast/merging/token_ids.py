@@ -37,8 +37,8 @@ def read_token_ids(model: InputModel) -> TokenIds | None:
         return None
     vocabulary = fields["model"].get("vocab")
     if isinstance(vocabulary, list):  # of Unigram: pairs of token and score
-        pairs = [entry for entry in vocabulary if isinstance(entry, list) and entry]
-        vocabulary = {str(entry[0]): number for number, entry in enumerate(pairs)}
+        pairs = [(number, entry) for number, entry in enumerate(vocabulary) if isinstance(entry, list) and entry]
+        vocabulary = {str(entry[0]): number for number, entry in pairs}
     if not isinstance(vocabulary, dict):
         return None
     listed = fields.get("added_tokens")

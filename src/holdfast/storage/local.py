@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -38,6 +39,7 @@ from holdfast.storage.trust import Trust
 __all__ = ["LocalHold", "LocalPin", "LocalReader", "LocalStorage", "LocalWriter"]
 
 _REMOVED = ".removed-"  # folders whose removal was interrupted or waits for readers
+_HIDDEN = re.compile(re.escape(_REMOVED) + r".*-[0-9a-f]{8}")  # as _hide names them
 
 
 class LocalStorage(StampedFolders):
@@ -113,10 +115,11 @@ class LocalStorage(StampedFolders):
     def pin(self, folder: str) -> LocalPin:
         path = self.root / folder
         # A link may point to another file system.
-        mappable = self._is_local() and (not path.is_symlink() or linux.is_local_file_system(path))
+        mappable = self.is_local() and (not path.is_symlink() or linux.is_local_file_system(path))
         return LocalPin(path, mappable=mappable)
 
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
+        """Return True for a disk or memory of this host, False for a network file system."""
         if self._mappable is None:
             self._mappable = linux.is_local_file_system(self.root)
         return self._mappable
@@ -167,7 +170,7 @@ class LocalStorage(StampedFolders):
         return self.root / attempt / name
 
     def writer(self, attempt: str, name: str) -> LocalWriter:
-        return LocalWriter(self._path(attempt, name), is_local=self._is_local())
+        return LocalWriter(self._path(attempt, name), is_local=self.is_local())
 
     def put(self, attempt: str, name: str, data: bytes) -> None:
         self.create(attempt, name, 0)
@@ -300,7 +303,7 @@ class LocalStorage(StampedFolders):
 
     def sweep(self) -> None:
         for folder in self.hidden():
-            if folder.startswith(_REMOVED):
+            if _HIDDEN.fullmatch(folder):
                 self._sweep(folder)
 
     def sweep_some(self, *, left: bool = False) -> None:

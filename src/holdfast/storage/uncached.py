@@ -77,7 +77,7 @@ class UncachedFile:
                     if hasattr(os, "O_DIRECT") and not linux.is_overlay(self._descriptor):
                         self._direct = os.open(f"/proc/self/fd/{self._descriptor}", flags)
                 self._refused = self._direct is None
-            return self._direct
+            return None if self._refused else self._direct
 
     def close(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,8 +62,9 @@ def add(
     for held in vocabulary.tensors if optimizer is not None else ():
         check_states(optimizer, held.tensor, held.key)
     known = tokenizer.get_vocab()
-    _extend(tokenizer, tokens, roles, special=special)
-    ids = _ids_of(tokenizer, (*tokens, *roles.values()), known)
+    for each in (copy.deepcopy(tokenizer), tokenizer):  # a refusal leaves the tokenizer as it was
+        _extend(each, tokens, roles, special=special)
+        ids = _ids_of(each, (*tokens, *roles.values()), known)
     new = {token: row for token, row in ids.items() if token not in known}
     rows = rows_for(_end(tokenizer.get_vocab()), vocabulary.rows, pad_to)
     like_rows = {new[token]: pieces for token, pieces in likenesses.items() if token in new}

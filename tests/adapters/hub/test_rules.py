@@ -71,3 +71,17 @@ def test_round_trips(tmp_path: Path, model_type: str) -> None:
 @pytest.mark.full
 def test_round_trips_in_bfloat16(tmp_path: Path) -> None:
     check(tiny_model("qwen3_moe").to(torch.bfloat16), tmp_path)
+
+
+def test_rules_of_a_class_that_leads_with_a_mixin_are_found(tmp_path: Path) -> None:
+    from transformers import Dinov2Backbone, Dinov2Config
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    check(Dinov2Backbone(Dinov2Config(**sizes)), tmp_path)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from holdfast.adapters.hub.traced_tensor import TracedTensor, TracedValue, UntracedOperation
-from holdfast.adapters.huggingface import adapter_kind, plain_class
+from holdfast.adapters.huggingface import PlainClasses, adapter_kind
 from holdfast.adapters.module import is_pretrained
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -47,32 +47,8 @@ def _saving_rules(module: Any) -> list[Any]:
     own = getattr(module, "_weight_conversions", None)
     if own is not None:
         return list(own)
-    found = rules.get_model_conversion_mapping(_PlainClasses(module), add_legacy=False)
+    found = rules.get_model_conversion_mapping(PlainClasses(module), add_legacy=False)
     return [rule for rule in found if not isinstance(rule, loading.PrefixChange)]
-
-
-class _PlainClasses:
-    """A model whose submodules have the classes that a user would import: rules are found by the names of classes,
-    and fully_shard gives each module that it shards a class of its own."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        return ((name, _in_plain_class(submodule)) for name, submodule in self._module.named_modules())
-
-
-def _in_plain_class(module: nn.Module) -> nn.Module:
-    """Return the module, or one of its plain class that shares its attributes."""
-    cls = plain_class(module)
-    if type(module) is cls:
-        return module
-    twin = cls.__new__(cls)
-    object.__setattr__(twin, "__dict__", module.__dict__)
-    return twin
 
 
 def names_on_hub(module: Any, shapes: Shapes) -> dict[str, TracedValue]:
@@ -129,7 +105,7 @@ def names_in_memory(module: Any, stored: Shapes, live: Shapes) -> dict[str, Trac
     Stored keys that it would report as unexpected are left out. Raises UntracedOperation.
     """
     loading, rules = _traced(lambda: (importlib.import_module(_LOADING), importlib.import_module(_RULES)))
-    found = _traced(lambda: rules.get_model_conversion_mapping(_PlainClasses(module)))
+    found = _traced(lambda: rules.get_model_conversion_mapping(PlainClasses(module)))
     renamings = [rule for rule in found if isinstance(rule, loading.WeightRenaming)]
     converters = [rule for rule in found if isinstance(rule, loading.WeightConverter)]
     of_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}

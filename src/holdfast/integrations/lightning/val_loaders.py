@@ -28,7 +28,7 @@ class ValLoaders:
     def fields(self) -> dict[str, Any]:
         """Return the state, for a checkpoint."""
         running = {number for number, loader in enumerate(self._loaders()) if has_workers(loader)}
-        states = self._generators or [generator.get_state() for generator in generators_of(self._loaders())]
+        states = self._generators or [generator.get_state() for generator in self._own_generators()]
         return {"started": sorted(self._started | running), "generators": states}
 
     def resume_at(self, fields: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class ValLoaders:
 
     def restore_generators(self) -> None:
         """Restore the generators of the loaders, once there are loaders and after a sanity check, which draws."""
-        generators = generators_of(self._loaders())
+        generators = self._own_generators()
         if self._generators is None or not self._loaders():
             return
         if len(generators) == len(self._generators):
@@ -56,9 +56,18 @@ class ValLoaders:
                 generator.set_state(state)
         self._generators = None
 
+    def _own_generators(self) -> list[torch.Generator]:
+        """Return the generators that no training loader has: those are restored to where the epoch began."""
+        shared = set(map(id, generators_of(_loaders_of(self._trainer.fit_loop))))
+        return [generator for generator in generators_of(self._loaders()) if id(generator) not in shared]
+
     def _loaders(self) -> list[Any]:
-        combined = self._trainer.fit_loop.epoch_loop.val_loop._combined_loader
-        return [] if combined is None else list(combined.flattened)
+        return _loaders_of(self._trainer.fit_loop.epoch_loop.val_loop)
+
+
+def _loaders_of(loop: Any) -> list[Any]:
+    combined = loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
 
 
 def _take_over(loader: Any, *, apart: bool) -> None:
