@@ -149,8 +149,7 @@ class DcpAsync:
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
         if not dist.is_initialized():
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-            dist.init_process_group("gloo", rank=0, world_size=1)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.training = training
         self.root = folder / "dcp"
         self.stager = BlockingAsyncStager(cache_staged_state_dict=True)

@@ -10,20 +10,24 @@ import importlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 DEADLINE_S = 300.0
 START_S = 600.0  # on a machine that others use too
+PEERS_S = 30.0  # how long ranks may go on once one has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Scenario:
     deadline_s: float
     kill_file: str | None = None
     after_s: float = 0.0
+    peers_s: float = PEERS_S
 
 
 class Launcher:
@@ -83,6 +88,7 @@ class Launcher:
         deadline_s: float = DEADLINE_S,
         kill_file: str | os.PathLike[str] | None = None,
         after_s: float = 0.0,
+        peers_s: float = PEERS_S,
     ) -> list[RankOutcome]:
         """Call `function(*arguments)` on every rank and return how each rank ended, in rank order.
 
@@ -94,7 +100,9 @@ class Launcher:
             self._answer(START_S)
             self._ready = True
         killed_at = None if kill_file is None else os.fspath(kill_file)
-        scenario = Scenario(world, function, arguments, dict(environment or {}), deadline_s, killed_at, after_s)
+        scenario = Scenario(
+            world, function, arguments, dict(environment or {}), deadline_s, killed_at, after_s, peers_s
+        )
         self._out.send(scenario)
         outcomes: list[RankOutcome] = self._answer(deadline_s + 30.0)
         return outcomes
@@ -129,23 +137,24 @@ def _serve(requests: Connection, answers: Connection) -> None:
 def _run(scenario: Scenario) -> list[RankOutcome]:
     with tempfile.TemporaryDirectory(prefix="holdfast-ranks-") as name:
         folder = Path(name)
-        pids = [_fork(scenario, rank, folder) for rank in range(scenario.world)]
+        with socket.create_server(("127.0.0.1", 0)) as meeting:
+            pids = [_fork(scenario, rank, folder, meeting) for rank in range(scenario.world)]
         statuses = _wait(pids, scenario)
         return [_outcome(folder, rank, status) for rank, status in enumerate(statuses)]
 
 
-def _fork(scenario: Scenario, rank: int, folder: Path) -> int:
+def _fork(scenario: Scenario, rank: int, folder: Path, meeting: socket.socket) -> int:
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            status = _rank_main(scenario, rank, folder)
+            status = _rank_main(scenario, rank, folder, meeting)
         finally:
             os._exit(status)
     return pid
 
 
-def _rank_main(scenario: Scenario, rank: int, folder: Path) -> int:
+def _rank_main(scenario: Scenario, rank: int, folder: Path, meeting: socket.socket) -> int:
     os.setsid()
     output = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(output, 1)
@@ -156,12 +165,14 @@ def _rank_main(scenario: Scenario, rank: int, folder: Path) -> int:
         "WORLD_SIZE": str(scenario.world),
         "LOCAL_WORLD_SIZE": str(scenario.world),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_port(folder)),
+        "MASTER_PORT": str(meeting.getsockname()[1]),
         **scenario.environment,
     }
     import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
+    store = _serve_store(meeting) if rank == 0 else meeting.close()
     try:
         value, error = _resolved(scenario.function)(*scenario.arguments), None
     except BaseException:  # noqa: BLE001  (the test must see it)
@@ -170,11 +181,10 @@ def _rank_main(scenario: Scenario, rank: int, folder: Path) -> int:
     sys.stderr.flush()
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps((value, error)))
     with contextlib.suppress(Exception):
-        import torch.distributed as dist
-
         if dist.is_initialized() and error is None:
             dist.destroy_process_group()
-    return 0
+    del store
+    return 0 if error is None else 1
 
 
 def _resolved(function: Callable[..., Any] | str) -> Callable[..., Any]:
@@ -185,13 +195,24 @@ def _resolved(function: Callable[..., Any] | str) -> Callable[..., Any]:
     return found
 
 
-def _port(folder: Path) -> int:
-    """Return a port for a scenario: the same on its ranks, and not that of another one."""
-    return 20000 + zlib.crc32(folder.name.encode()) % 20000
+def _serve_store(meeting: socket.socket) -> dist.Store:
+    """Serve the ranks' store on a socket that listens already; env:// finds the server, as both are multi-tenant.
+
+    A port that is free when it is chosen may be another process's when it is bound.
+    """
+    import torch.distributed as dist
+
+    host, port = meeting.getsockname()
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=meeting.detach()
+    )
 
 
 def _wait(pids: list[int], scenario: Scenario) -> list[int | None]:
-    """Return the exit status of each rank; negative signal numbers for killed ones, None past the deadline."""
+    """Return the exit status of each rank; negative signal numbers for killed ones, None past the deadline.
+
+    Once a rank has failed, the others, which may wait for it in a collective, have `peers_s` left.
+    """
     end = time.monotonic() + scenario.deadline_s
     statuses: dict[int, int | None] = {}
     kill_at: float | None = None
@@ -200,6 +221,8 @@ def _wait(pids: list[int], scenario: Scenario) -> list[int | None]:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 statuses[pid] = os.waitstatus_to_exitcode(status)
+                if statuses[pid]:
+                    end = min(end, time.monotonic() + scenario.peers_s)
         now = time.monotonic()
         if scenario.kill_file is not None and kill_at is None and Path(scenario.kill_file).exists():
             kill_at = now + scenario.after_s
@@ -217,7 +240,9 @@ def _outcome(folder: Path, rank: int, status: int | None) -> RankOutcome:
     if status == -signal.SIGKILL:
         return RankOutcome(None, None, killed=True, output=output)
     if status is None:
-        return RankOutcome(None, "it did not end before the deadline", killed=False, output=output)
+        return RankOutcome(
+            None, "it did not end before the deadline, or soon after another rank failed", killed=False, output=output
+        )
     result = folder / f"{rank}.pickle"
     if not result.exists():
         return RankOutcome(None, f"exit status {status} without a result", killed=False, output=output)

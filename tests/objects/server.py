@@ -26,10 +26,13 @@ def find_weed() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and whose twins for grpc (10,000 higher) are free too."""
+    """Ports that nobody listens on, and whose twins for grpc (10,000 higher) are free too.
+
+    All are below 32,768, where Linux begins to give ports to connections: a server started again finds them free.
+    """
     found: list[int] = []
     while len(found) < count:
-        port = secrets.randbelow(20_000) + 20_000
+        port = secrets.randbelow(12_000) + 10_000
         try:
             for number in (port, port + 10_000):
                 with socket.socket() as probe:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+
+import torch.distributed as dist
 
 from holdfast.core.errors import PeerFailed, TimedOut
 
@@ -24,11 +25,12 @@ class LocalRanks:
     def __init__(self, count: int, arguments: Sequence[str], logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = [logs / f"rank-{rank}.log" for rank in range(count)]
-        port = _free_port()
+        # Served from here, as torchrun does: a port that is free when it is chosen may be taken when rank 0 binds it.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank, log in enumerate(self._logs):
             with log.open("wb") as file:
-                self._processes.append(_start(rank, count, port, arguments, file))
+                self._processes.append(_start(rank, count, self._store.port, arguments, file))
 
     def kill(self, rank: int) -> None:
         """Send SIGKILL to a rank."""
@@ -66,14 +68,8 @@ class LocalRanks:
 
 def _start(rank: int, count: int, port: int, arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "holdfast", *arguments]
     environment = os.environ | place | meeting | quiet
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603  (this interpreter, this package)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
