@@ -172,7 +172,8 @@ def _rank_main(scenario: Scenario, rank: int, folder: Path, meeting: socket.sock
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = _serve_store(meeting) if rank == 0 else meeting.close()
+    store = _serve_store(meeting) if rank == 0 else None
+    meeting.close()
     try:
         value, error = _resolved(scenario.function)(*scenario.arguments), None
     except BaseException:  # noqa: BLE001  (the test must see it)
