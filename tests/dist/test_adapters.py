@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import holdfast
-from tests.adapters.peft_cases import adapted, open_base, optimizer_of, train_step, write_base
+from tests.adapters.peft_cases import adapted, open_base, optimizer_of, quantized, train_step, write_base
 from tests.integrations.launcher import Launcher
 
 pytestmark = pytest.mark.slow
@@ -138,3 +138,31 @@ def test_killed_and_resumed_training_is_the_uninterrupted_one(
     assert resumed == [losses[SAVED:] for losses in whole]
     step = Path(root) / f"step-{SAVED:012d}"
     assert "adapter_model.safetensors" in os.listdir(step) and not list(step.glob("model-*"))
+
+
+def _stage_of_a_quantized_base(base: str, seed: int) -> Any:
+    """Return this rank's pipeline stage: the quantized layers, or the head, which is not quantized."""
+    model = adapted(quantized(open_base(Path(base)), "nf4"), "head", seed=seed)
+    causal = model.base_model.model
+    if dist.get_rank() == 0:
+        del causal.lm_head
+    else:
+        del causal.model
+    return model
+
+
+def _load_stages(base: str, path: str) -> list[str]:
+    with process_group():
+        saved = _stage_of_a_quantized_base(base, 1)
+        holdfast.save(path, {"model": saved}, base="reference")
+        live = _stage_of_a_quantized_base(base, 2)
+        report = holdfast.load(path, {"model": live})
+        values = dict(saved.named_parameters())
+        differing = [name for name, value in live.named_parameters() if not torch.equal(value, values[name])]
+        return [*report.notes, *differing]
+
+
+def test_a_stage_without_the_quantized_layers_of_its_base_loads(launcher: Launcher, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    base = write_base(tmp_path / "base")
+    assert launcher.values(2, _load_stages, str(base), str(tmp_path / "x")) == [[], []]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +41,33 @@ def stored_parts(checkpoint: Checkpoint, state: Mapping[str, Any]) -> dict[str, 
     return out
 
 
-def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *, first: bool) -> list[str]:
+def live_quantization(checkpoint: Checkpoint, live: LiveState, options: LoadOptions) -> dict[str, list[str]]:
+    """Return how the layers that this rank holds of each base model are quantized. A rank of a pipeline holds some."""
+    from holdfast.adapters.base_quantization import quantization_of
+    from holdfast.adapters.module import view_module
+    from holdfast.adapters.peft import peft_model
+
+    return {
+        name: quantization_of(view_module(name, live.entries[name], options.ties))
+        for name in checkpoint.manifest.bases
+        if name in live.parts and peft_model(live.entries.get(name)) is not None
+    }
+
+
+def check_bases(
+    checkpoint: Checkpoint,
+    live: LiveState,
+    options: LoadOptions,
+    quantized: Sequence[Mapping[str, list[str]]],
+    *,
+    first: bool,
+) -> list[str]:
     """Compare the live base models with the recorded ones; return notes on what was not compared.
 
     Raises NotFound for a missing base and Mismatch for a changed one; if the load is not strict, a note says so.
-    Each rank compares samples of its shards; the `first` also compares the files.
+    Each rank compares samples of its shards; the `first` also compares the files. `quantized` has the live
+    quantization on every rank.
     """
-    from holdfast.adapters.base_quantization import quantization_of
     from holdfast.adapters.module import view_module
     from holdfast.adapters.peft import base_tensors, peft_model
 
@@ -60,7 +80,8 @@ def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *
         if record["mode"] == "full":
             continue
         view = view_module(name, live.entries[name], options.ties)
-        other = _other_quantization(record, quantization_of(view))
+        kinds = {kind for on_rank in quantized for kind in on_rank.get(name, ())}
+        other = _other_quantization(record, sorted(kinds))
         if record["mode"] == "none":
             notes.append(f"{name}: the checkpoint does not say which base model the adapters belong to")
             notes += [f"{name}: {other}"] if other else []
@@ -80,12 +101,9 @@ def check_bases(checkpoint: Checkpoint, live: LiveState, options: LoadOptions, *
 
 
 def _other_quantization(record: Mapping[str, Any], live: list[str]) -> str:
-    """Return how the quantization of a live base differs from the recorded one, and the way out; "" if it does not.
-
-    A rank of a pipeline may hold only some of the layers, and so only some ways of quantization.
-    """
+    """Return how the quantization of a live base differs from the recorded one, and the way out; "" if it does not."""
     saved = record.get("quantized")
-    if saved is None or (set(live) <= set(saved) and bool(live) == bool(saved)):
+    if saved is None or live == saved:
         return ""
     texts = [f"quantized as {', '.join(kinds)}" if kinds else "not quantized" for kinds in (saved, live)]
     way_out = "quantize it in the same way before the load" if saved else "load it unquantized"

@@ -29,8 +29,11 @@ _SAMPLES = 8  # of each part that this rank holds
 def differing_key(base: BaseTensors, folder: Path) -> str | None:
     """Return the first key whose values differ from those in a folder or are not there, "" if all agree.
 
-    None if nothing can be compared: the folder cannot be read, or has other keys or dtypes than the model.
+    None if nothing can be compared: the folder cannot be read, or has other keys or dtypes than the model. A stage of
+    a pipeline that holds no tensor of the base has nothing that differs.
     """
+    if not base.tensors:
+        return ""
     try:
         contents = open_stored(folder).contents
     except HoldfastError:

@@ -10,7 +10,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.core.errors import HoldfastError, InvalidArgument, Mismatch
 from holdfast.core.ranks import Ranks, run_on_all_ranks
-from holdfast.engine.base_check import check_bases, stored_parts
+from holdfast.engine.base_check import check_bases, live_quantization, stored_parts
 from holdfast.engine.options import LoadOptions
 from holdfast.engine.stored_names import StoredNames, stored_names
 from holdfast.mapping.apply import MappedContents
@@ -108,17 +108,19 @@ def collect_wants(
 
     opened: list[tuple[Checkpoint, LiveState]] = []
 
-    def open_first() -> None:
+    def open_first() -> dict[str, list[str]]:
         checkpoint = opener()
-        opened.append((checkpoint, classify_state(state, options.ties, stored_parts(checkpoint, state))))
+        live = classify_state(state, options.ties, stored_parts(checkpoint, state))
+        opened.append((checkpoint, live))
+        return live_quantization(checkpoint, live, options)
 
-    run_on_all_ranks(ranks, open_first)
+    quantized = run_on_all_ranks(ranks, open_first)
     names = stored_names(ranks, *opened[0], options)
-    wants = _collect(ranks, lambda: opened[0][0], state, options, {}, names)
+    wants = _collect(ranks, lambda: opened[0][0], state, options, {}, names, quantized)
     owners = merge_owners(answer.owners for answer in wants.ranks)
     if any(answer.owners.get(name, merged) != merged for answer in wants.ranks for name, merged in owners.items()):
         # An optimizer spans modules that some rank does not hold: its keys on that rank change.
-        wants = _collect(ranks, opener, state, options, owners, names)
+        wants = _collect(ranks, opener, state, options, owners, names, quantized)
     if len({answer.attempt for answer in wants.ranks}) > 1:
         raise HoldfastError(f"{wants.checkpoint.path}: the ranks see different checkpoints under this name")
     asked = sorted({tuple(answer.agreed_options) for answer in wants.ranks})
@@ -135,6 +137,7 @@ def _collect(
     options: LoadOptions,
     owners: dict[str, list[str]],
     names: StoredNames,
+    quantized: Sequence[Mapping[str, list[str]]],
 ) -> LoadWants:
     import torch
 
@@ -160,7 +163,7 @@ def _collect(
         targets = Targets(live, requests, mesh, ranks.rank, ranks.world)
         targets.find(state)
         if checkpoint.manifest.bases:
-            targets.base_notes = check_bases(checkpoint, live, options, first=ranks.rank == 0)
+            targets.base_notes = check_bases(checkpoint, live, options, quantized, first=ranks.rank == 0)
         own.append(targets)
         return RankWants(
             host=ranks.host(),
