@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ class FakeWriter:
         self._receive = receive
         self.messages: list[str] = []
         self.orders: list[Any] = []
+        self.threads: list[int] = []
         self.dead = False
         FakeWriter.made.append(self)
 
@@ -50,6 +52,7 @@ class FakeWriter:
 
     def assign(self, assignment: Any) -> None:
         self._note("plan")
+        self.threads.append(assignment.threads)
 
     def add_arena(self, path: str) -> None:
         self._note("arena")
@@ -153,6 +156,21 @@ def test_the_same_layout_needs_no_other_plan(make: Callable[..., Bench]) -> None
     assert (first.lineage.parent, second.lineage.parent) == (None, 1)
     bench.save(2)
     assert bench.writer.orders[-1].attempt != second.attempt, "a step that is saved again is another attempt"
+
+
+@pytest.mark.parametrize(
+    ("is_local", "cores", "asked", "threads"),
+    [(True, 16, None, 2), (True, 1, None, 1), (False, 16, None, 8), (False, 4, None, 4), (True, 16, 5, 5)],
+)
+def test_a_writer_has_few_threads_on_a_disk_and_more_on_a_network(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, is_local: bool, cores: int, asked: int, threads: int
+) -> None:
+    monkeypatch.setattr(LocalStorage, "is_local", lambda self: is_local)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    bench = make(writer_threads=asked)
+    bench.save(1)
+    bench.writer.conclude()
+    assert bench.writer.threads == [threads]
 
 
 def test_another_layout_is_planned_again(make: Callable[..., Bench]) -> None:
