@@ -10,7 +10,7 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan ray power fuzz interop bench clean help spmd spmd-test torch-tests
+.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan ray power fuzz interop bench docs clean help spmd spmd-test torch-tests
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -33,6 +33,7 @@ help:
 	@echo "make spmd-test  the tests of holdfast.spmd alone (sets itself up; FULL=--full for every case)"
 	@echo "make torch-tests  torch's own DTensor tests without and with holdfast.spmd, from a checkout of the release that is"
 	@echo "             installed (TORCH_SRC=checkout; FILES=\"test_api test_dtensor\", MODE=with, JOBS=2; a stopped run goes on)"
+	@echo "make docs    the docs site, into out/docs, with every link and anchor checked (sets itself up; builds offline)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 
 $(READY): requirements/torch.txt requirements/dev.txt requirements/integrations.txt pyproject.toml
@@ -163,5 +164,22 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.growth
 
+# The tools of the site pin packages of their own. zensical builds first: both write to the folder that mkdocs.yml names.
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
+$(DOCS_READY): requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	touch $@
+
+SITE := out/docs
+docs: $(DOCS_READY)
+	rm -rf $(SITE) $(SITE)-zensical
+	$(DOCS_VENV)/bin/zensical build --strict --clean
+	mv $(SITE) $(SITE)-zensical
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	$(DOCS_VENV)/bin/python -m tests.docs.built_site $(SITE) $(SITE)-zensical
+	@echo "the site is in $(SITE)/index.html"
+
 clean:
-	rm -rf $(VENV) $(PADDLE_VENV) $(PADDLE_NEXT_VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PADDLE_VENV) $(PADDLE_NEXT_VENV) $(DOCS_VENV) .cache out .pytest_cache .mypy_cache .ruff_cache .hypothesis
