@@ -1,0 +1,1 @@
+"""The code of README.md and docs/ runs."""

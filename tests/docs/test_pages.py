@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import BESIDE, DOCS, REPOSITORY, anchors, blocks, links, name_of, pages, prose
+from tests.docs.links import BESIDE, DOCS, REPOSITORY, anchors, blocks, links, name_of, pages, prose
 
 EVERY = pytest.mark.parametrize("page", pages(), ids=name_of)
 

@@ -11,7 +11,7 @@ from tests.house import sources
 BESIDE = {
     "attacks": "hostile files and users",
     "dist": "real ranks, against a single process",
-    "docs": "links, anchors and code of the README and the pages of the site",
+    "docs": "the code of README.md and docs/ runs",
     "faults": "every fault, counted; a slice of it as tests",
     "fuzz": "mutated bytes into every parser",
     "golden": "checkpoints of every version of the format",
