@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.train.metrics import Metrics
-from holdfast.train.plot import _COLOURS, _SAVE, Curve, draw_run, plot_metrics, ticks
+from holdfast.train.plot import _COLOURS, _SAVE, Curve, draw_run, plot_metrics, stalls, ticks
 from holdfast.train.png import _LETTERS, Canvas
 
 
@@ -103,3 +103,21 @@ def test_metrics_become_a_picture_and_nothing_breaks_it(tmp_path: Path):
     metrics.close()
     plot_metrics(tmp_path / "m.jsonl", tmp_path / "a.png")
     assert has(read_png(tmp_path / "a.png"), _SAVE) > 0
+
+
+def test_a_label_is_crossed_by_no_line_and_stays_inside(tmp_path: Path):
+    for step in (50, 98):
+        draw_run(tmp_path / "a.png", [Curve("a", [(1, 2.0), (100, 1.0)])], [], [(step, "killed"), (step, "resumed")])
+        draw_run(tmp_path / "b.png", [Curve("a", [(1, 2.0), (100, 1.0)])], [], [(step, ""), (step, "")])
+        with_words, without = read_png(tmp_path / "a.png"), read_png(tmp_path / "b.png")
+        ys, xs = np.nonzero((with_words != without).any(axis=2))
+        line = round(90 + (step - 1) / 99 * 840)
+        assert len(xs) and (xs.min() > line or xs.max() < line), "the labels lie on one side of their line"
+        label = with_words[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
+        grid = (label == np.array((226, 229, 234))).all(axis=2)
+        assert not grid.all(axis=1).any(), "no line of the grid goes through"
+
+
+def test_a_step_that_was_saved_again_is_one_save():
+    events = [{"event": "save", "step": step, "stall_ms": ms} for step, ms in [(20, 3.0), (40, 5.0), (40, 7.0)]]
+    assert stalls([*events, {"event": "resumed", "step": 20}]) == [(20, 3.0), (40, 7.0)]

@@ -1,4 +1,4 @@
-"""Progress over bytes: a bar on the terminal, and none where nobody watches."""
+"""Progress over bytes or steps: a bar on the terminal, and none where nobody watches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 _SHOWN_BYTES = 100_000_000
 
@@ -22,17 +26,31 @@ def progress_bar(label: str, total: int) -> Iterator[Progress]:
     if total < _SHOWN_BYTES or not sys.stderr.isatty():
         yield no_progress
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    with _bar(label, total, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as advance:
+        yield advance
+
+
+@contextmanager
+def step_bar(label: str, total: int) -> Iterator[Progress]:
+    """Show a progress bar over steps if stderr is a terminal. Yields the function that advances it."""
+    if not sys.stderr.isatty():
+        yield no_progress
+        return
+    from rich.progress import MofNCompleteColumn, TimeElapsedColumn
+
+    with _bar(label, total, MofNCompleteColumn(), TimeElapsedColumn()) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(label: str, total: int, *columns: ProgressColumn) -> Iterator[Progress]:
+    from rich import progress
+    from rich.console import Console
+
+    ahead = (progress.TextColumn("{task.description}"), progress.BarColumn())
+    bar = progress.Progress(*ahead, *columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(label, total=total)
     with contextlib.suppress(OSError, ValueError):
         bar.start()

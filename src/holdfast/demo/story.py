@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import holdfast
 from holdfast.core.errors import InvalidArgument, TimedOut
 from holdfast.core.names import step_folder
+from holdfast.core.terminal import size_text, step_bar
 from holdfast.storage import shared_storage_at
 from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import FILE
 from holdfast.train.local_ranks import LocalRanks
 from holdfast.train.loop import METRICS
 from holdfast.train.metrics import read_metrics
-from holdfast.train.plot import Curve, draw_run
+from holdfast.train.plot import Curve, draw_run, stalls
 from holdfast.writer.in_flight import saves_in_flight
 
 TEXT = """Kelp has no roots. What keeps it where it is, in surf that moves boulders, is a holdfast:
@@ -34,6 +36,7 @@ SECOND = {"tp": 2, "pp": 2}
 FIRST_NEAR = 1e-5  # relative: on another layout the first step adds the same numbers in another order
 NEAR = 0.05  # later, tokens with nearly equal router probabilities may go to another expert
 _DEADLINE_S = 900.0
+_LOOK_S = 0.5  # how often the progress is read
 _MARK = ".holdfast-demo"
 
 _CONFIG = f"""
@@ -92,15 +95,21 @@ class Story:
 
     def run(self) -> list[Finding]:
         """Run the demo and return its findings."""
-        self._say(f"1. Four ranks, FSDP2 x expert parallel 4, an average of the weights, a save every {EVERY} steps")
-        self._start("whole", FIRST, 4).finish(_DEADLINE_S)
-        self._say("2. The same again, but one rank will be killed")
-        phase = self.kill_during_save()
-        self._say(f"   rank {VICTIM} was killed with SIGKILL while step {KILLED_AT} was being saved ({phase})")
-        self._say("3. The same run on another layout: tensor parallel 2 x pipeline 2")
-        self._start("broken", SECOND, 4).finish(_DEADLINE_S)
+        self._say(
+            f"1. Train a small mixture of experts on 4 processes, sharded (FSDP2 x experts over ranks), {STEPS} steps, "
+            f"a checkpoint every {EVERY}"
+        )
+        with self._shown("whole") as look:
+            self._start("whole", FIRST, 4).finish(_DEADLINE_S, look)
+        self._say(f"2. Train the same again, and kill a process while the checkpoint of step {KILLED_AT} is written")
+        with self._shown("broken") as look:
+            phase = self.kill_during_save(look)
+        self._say(f"   rank {VICTIM} got SIGKILL, the others ended with it ({phase})")
+        self._say("3. Go on from what is on disk, on another layout: tensor parallel 2 x pipeline 2")
+        with self._shown("broken") as look:
+            self._start("broken", SECOND, 4).finish(_DEADLINE_S, look)
         findings = [*self.curves_agree(), *self.bytes_are_good()]
-        self._say("4. Open the last checkpoint with transformers, without conversion")
+        self._say("4. Open the last checkpoint with transformers as it is, and let the model write")
         findings += self.transformers_opens()
         self.draw()
         return findings
@@ -112,7 +121,26 @@ class Story:
         logs = self.folder / "logs" / f"{name}-{'-'.join(layout) or 'one'}"
         return LocalRanks(ranks, ["train", str(self.folder / FILE), *options], logs)
 
-    def kill_during_save(self) -> str:
+    @contextmanager
+    def _shown(self, name: str) -> Iterator[Callable[[], None]]:
+        """Show how far a run has come; yields the function that looks."""
+        metrics = self.folder / name / METRICS
+        shown, next_look = 0, 0.0
+        with step_bar("   training", STEPS) as advance:
+
+            def look() -> None:
+                nonlocal shown, next_look
+                if time.monotonic() < next_look:
+                    return
+                next_look = time.monotonic() + _LOOK_S
+                steps, _ = read_metrics(metrics) if metrics.exists() else ([], [])
+                done = steps[-1]["step"] if steps else 0
+                advance(done - shown)
+                shown = done
+
+            yield look
+
+    def kill_during_save(self, look: Callable[[], None]) -> str:
         """Train until the save of a step is in flight, then kill a rank; returns the phase of the save."""
         ranks = self._start("broken", FIRST, 4)
         storage = shared_storage_at(str(self.folder / "broken" / FOLDER))
@@ -123,7 +151,8 @@ class Story:
                 for flight in flights:
                     if flight.step == KILLED_AT:
                         ranks.kill(VICTIM)
-                        return f"{flight.phase}, {flight.written} of {flight.total} bytes written"
+                        return f"{flight.written} of {flight.total} bytes were written"
+                look()
                 time.sleep(0.002)
         finally:
             ranks.end(15.0)
@@ -161,7 +190,7 @@ class Story:
 
     def bytes_are_good(self) -> list[Finding]:
         report = holdfast.open(self.checkpoint).verify()
-        return [Finding(report.good, f"every digest matches: {report.bytes} bytes in {report.files} files")]
+        return [Finding(report.good, f"every digest matches: {size_text(report.bytes)} in {report.files} files")]
 
     def transformers_opens(self) -> list[Finding]:
         """Open the model and its average with from_pretrained, and let the model continue the text."""
@@ -186,12 +215,11 @@ class Story:
     def draw(self) -> None:
         """Plot both curves, the stall of each save, and the step of the kill."""
         _, events = read_metrics(self.folder / "broken" / METRICS)
-        saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
         whole = Curve("4 ranks, uninterrupted", sorted(self._losses("whole").items()), 7.0)
         broken = Curve("killed and resumed", sorted(self._losses("broken").items()), 2.0)
-        marks = [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
-        marks.append((KILLED_AT, f"rank {VICTIM} killed during a save"))
-        draw_run(self.folder / "demo.png", [whole, broken], saves, marks, "loss of a mixture of experts")
+        marks = [(KILLED_AT, f"rank {VICTIM} killed during a save")]
+        marks += [(event["step"], "resumed on TP x PP") for event in events if event["event"] == "resumed"]
+        draw_run(self.folder / "demo.png", [whole, broken], stalls(events), marks, "loss of a mixture of experts")
 
 
 def _make_empty(folder: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -39,10 +39,11 @@ class LocalRanks:
     def alive(self) -> bool:
         return any(process.poll() is None for process in self._processes)
 
-    def finish(self, deadline_s: float) -> None:
-        """Wait until all ranks exit; raises PeerFailed with the last log lines of a failed rank."""
+    def finish(self, deadline_s: float, look: Callable[[], object] = lambda: None) -> None:
+        """Wait until all ranks exit, and call `look` meanwhile; PeerFailed has the last log lines of a failed rank."""
         end = time.monotonic() + deadline_s
         while self.alive():
+            look()
             if any(process.poll() not in (None, 0) for process in self._processes):
                 self.end(10.0)
                 break

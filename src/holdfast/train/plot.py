@@ -14,9 +14,11 @@ from holdfast.train.png import LETTER_WIDTH, Canvas, Colour
 _INK, _GREY, _PALE = (40, 44, 52), (120, 126, 136), (226, 229, 234)
 _COLOURS: tuple[Colour, ...] = ((31, 111, 184), (222, 124, 30), (44, 148, 92), (150, 84, 170))
 _SAVE: Colour = (196, 62, 70)
+_WHITE: Colour = (255, 255, 255)
 _WIDTH, _HEIGHT = 960, 600
 _LEFT, _RIGHT = 90, 30
 _TICKS = 5
+_GAP = 6  # between a mark and its label
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,28 @@ def draw_run(
     margin = (max(losses) - min(losses)) * 0.05 or 0.1
     upper = Panel(canvas, 60, 380, steps, (min(losses) - margin, max(losses) + margin))
     upper.axes(title)
-    for row, (step, words) in enumerate(marks):
-        canvas.line([(upper.x(step), upper.top), (upper.x(step), upper.bottom)], _GREY, 1)
-        canvas.text(upper.x(step) + 6, upper.top + 70 + row * 20, words, _GREY)
+    _draw_marks(upper, marks)
     _draw_curves(upper, curves)
     _draw_saves(canvas, upper, saves)
     canvas.write(path)
+
+
+def _draw_marks(panel: Panel, marks: Sequence[tuple[int, str]]) -> None:
+    """Draw vertical lines, and then their labels below each other."""
+    for step, _ in marks:
+        panel.canvas.line([(panel.x(step), panel.top), (panel.x(step), panel.bottom)], _GREY, 1)
+    for row, (step, words) in enumerate(marks):
+        width, y = len(words) * LETTER_WIDTH * 2, panel.top + 70 + row * 20
+        x = panel.x(step) + _GAP
+        if x + width > _WIDTH:
+            x = panel.x(step) - _GAP - width
+        _label(panel.canvas, x, y, words, _GREY)
+
+
+def _label(canvas: Canvas, x: float, y: float, words: str, colour: Colour) -> None:
+    """Write words on white, so that no line drawn before crosses them."""
+    canvas.box(x - 2, y - 2, len(words) * LETTER_WIDTH * 2 + 2, 18, _WHITE)
+    canvas.text(x, y, words, colour)
 
 
 def _draw_curves(panel: Panel, curves: Sequence[Curve]) -> None:
@@ -107,14 +125,14 @@ def _draw_curves(panel: Panel, curves: Sequence[Curve]) -> None:
             panel.canvas.line(points, colour, curve.thickness)
         y = panel.top + 10 + index * 22
         x = _WIDTH - _RIGHT - 24 - len(curve.name) * LETTER_WIDTH * 2
+        _label(panel.canvas, x, y, curve.name, _INK)
         panel.canvas.line([(x - 36, y + 7), (x - 10, y + 7)], colour, curve.thickness)
-        panel.canvas.text(x, y, curve.name, _INK)
 
 
 def _draw_saves(canvas: Canvas, above: Panel, saves: Sequence[tuple[int, float]]) -> None:
     highest = max((stall for _, stall in saves), default=1.0)
     lower = Panel(canvas, 450, 550, above.steps, (0.0, highest * 1.15))
-    lower.axes(f"{len(saves)} saves: stall of training in ms")
+    lower.axes(f"{len(saves)} save{'s' * (len(saves) != 1)}: stall of training in ms")
     for step, stall in saves:
         if above.steps[0] <= step <= above.steps[1]:
             x = lower.x(step)
@@ -129,9 +147,14 @@ def plot_metrics(metrics: Path, picture: Path, title: str = "loss") -> None:
     steps, events = read_metrics(metrics)
     curve = Curve("training", [(record["step"], record["loss"]) for record in steps if _has_loss(record)])
     tested = [(event["step"], event["loss"]) for event in events if event["event"] == "evaluated" and _has_loss(event)]
-    saves = [(event["step"], event["stall_ms"]) for event in events if event["event"] == "save"]
+    saves = stalls(events)
     resumed = [(event["step"], "resumed") for event in events if event["event"] == "resumed"]
     draw_run(picture, [curve, *([Curve("evaluation", tested)] if tested else [])], saves, resumed, title)
+
+
+def stalls(events: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """Return the stall of each saved step in ms; of a step that was saved again after a kill, the later one."""
+    return sorted({event["step"]: event["stall_ms"] for event in events if event["event"] == "save"}.items())
 
 
 def _has_loss(record: dict[str, Any]) -> bool:
