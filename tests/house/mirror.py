@@ -10,6 +10,7 @@ from tests.house import sources
 # Folders beside the mirror: what they hold.
 BESIDE = {
     "attacks": "hostile files and users",
+    "docs": "the code of README.md and docs/ runs",
     "dist": "real ranks, against a single process",
     "docs": "the code of README.md and docs/ runs",
     "faults": "every fault, counted; a slice of it as tests",
