@@ -100,9 +100,8 @@ def command(
     with report_on_first_rank(rank):
         if adapters:
             shared = {name: values[name] for name in ("base", "weights", "max_shard_size")}
-            merge_adapters(
-                context, models, destination, adapters, verify=verify, force=force, as_json=as_json, **shared
-            )
+            flags: dict[str, Any] = {"verify": verify, "force": force, "dry_run": dry_run, "as_json": as_json}
+            merge_adapters(context, models, destination, adapters, **flags, **shared)
         else:
             options = _options(models, **values) if config is None else _options_of_file(config, context, models)
             options = replace(options, verify=verify, force=force)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.render import clean, count, print_json, written_text
-from holdfast.convert.torchrun_ranks import launched_ranks
-from holdfast.core.errors import InvalidArgument
+from holdfast.cli.render import clean, count, print_json, size_text, written_text
+from holdfast.convert.torchrun_ranks import launched_rank, launched_ranks
+from holdfast.core.errors import InvalidArgument, Mismatch, StorageError, Unsupported
 from holdfast.core.terminal import progress_bar
 
-_SHARED = frozenset({"models", "destination", "adapters", "base", "weights", "max_shard_size", "force", "no_verify"})
+if TYPE_CHECKING:
+    from holdfast.merging.lora.merge_adapters import LoraForecast, LoraOptions
+
+_SHARED = frozenset(
+    {"models", "destination", "adapters", "base", "weights", "max_shard_size", "dry_run", "force", "no_verify"}
+)
 _SHARED_FLAGS = frozenset({"as_json"})
 
 
@@ -28,9 +33,10 @@ def merge_adapters(
     max_shard_size: str,
     verify: bool,
     force: bool,
+    dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Merge adapters into the only model, or into the base that they name."""
+    """Merge adapters into the only model, or into the base that they name; or print what that would write."""
     from holdfast.merging.lora.merge_adapters import LoraOptions, MergedAdapters, run_lora_merge
 
     _refuse_others(context)
@@ -45,6 +51,10 @@ def merge_adapters(
         verify=verify,
         force=force,
     )
+    if dry_run:
+        if launched_rank()[0] == 0:
+            _dry_run(options, destination, as_json=as_json)
+        return
     with launched_ranks() as ranks:
 
         def show_progress(total: int) -> Any:
@@ -74,6 +84,40 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidArgument(f"--weight {text}: expected a number for each adapter") from None
+
+
+def _dry_run(options: LoraOptions, destination: str, *, as_json: bool) -> None:
+    from holdfast.convert.destination import DestinationFolder
+    from holdfast.merging.lora.merge_adapters import LoraForecast, PreparedLoraMerge
+
+    problems: list[str] = []
+    found: LoraForecast | None = None
+    try:
+        DestinationFolder.at(destination).check_free(force=options.force)
+    except (InvalidArgument, StorageError) as error:
+        problems.append(str(error))
+    try:
+        found = PreparedLoraMerge(options).forecast()
+    except (Mismatch, Unsupported) as error:
+        problems.append(str(error))
+    if as_json:
+        print_json({**({} if found is None else asdict(found)), "problems": problems})
+    else:
+        if found is not None:
+            _print_forecast(found)
+        for problem in problems:
+            click.echo(clean(f"would fail: {problem}", keep="\n"))
+    raise click.exceptions.Exit(1 if problems else 0)
+
+
+def _print_forecast(found: LoraForecast) -> None:
+    click.echo(clean(f"{', '.join(found.adapters)} into {found.base}"))
+    click.echo(
+        f"would change {len(found.changed)} of {count(found.tensors, 'tensor')} and write "
+        f"{count(found.files, 'tensor file')}, {size_text(found.bytes)}"
+    )
+    for note in found.notes:
+        click.echo(clean(f"note: {note}"))
 
 
 def _print_result(done: Any, *, as_json: bool) -> None:

@@ -268,6 +268,22 @@ def test_the_command_line(saved: tuple[Path, Path], tmp_path: Path) -> None:
         assert match in str(call("merge", *arguments).exception)
 
 
+def test_a_dry_run_says_what_would_change_and_writes_nothing(saved: tuple[Path, Path], tmp_path: Path) -> None:
+    base, added = saved
+    before = sorted(tmp_path.iterdir())
+    done = call("merge", base, tmp_path / "a", "--lora", added, "--dry-run")
+    assert done.exit_code == 0 and sorted(tmp_path.iterdir()) == before
+    assert f"{added} into {base}" in done.output and "would change 10 of 21 tensors and write" in done.output
+    fields = json.loads(call("merge", base, tmp_path / "a", "--lora", added, "--dry-run", "--json").output)
+    assert fields["problems"] == [] and len(fields["changed"]) == 10
+    merge_lora([added], tmp_path / "a", base=base)
+    assert fields["bytes"] == sum(file.stat().st_size for file in (tmp_path / "a").glob("*.safetensors"))
+    adapters.changed_config(added, use_dora=True)
+    failing = call("merge", base, tmp_path / "a", "--lora", added, "--dry-run")
+    assert failing.exit_code == 1
+    assert failing.output.count("would fail: ") == 2 and "exists" in failing.output, "the folder, and the adapter"
+
+
 PEAK = """
 import resource, sys, torch
 from holdfast.merging.lora.merge_lora_call import merge_lora

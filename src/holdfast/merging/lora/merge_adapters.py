@@ -84,6 +84,19 @@ class MergedAdapters:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LoraForecast:
+    """The plan of a merge of adapters, from headers. The fields are part of `--json`."""
+
+    base: str
+    adapters: tuple[str, ...]
+    changed: tuple[str, ...]
+    tensors: int
+    files: int
+    bytes: int
+    notes: tuple[str, ...]
+
+
 class PreparedLoraMerge:
     """A merge of adapters whose inputs are open and whose output is planned. No tensor has been read."""
 
@@ -116,6 +129,18 @@ class PreparedLoraMerge:
             if adapter.copies:
                 self._notes.append(f"{adapter.path}: PEFT's copies were not needed: {', '.join(adapter.copies)}")
         self.notes = (*output.notes, *self._notes)
+
+    def forecast(self) -> LoraForecast:
+        """Return what the merge will write."""
+        return LoraForecast(
+            base=str(self.base.path),
+            adapters=tuple(adapter.path for adapter in self.adapters),
+            changed=self.plan.changed,
+            tensors=len(self.plan.tensors),
+            files=len(self.output.files),
+            bytes=self.output.bytes,
+            notes=self.notes,
+        )
 
     def _virtual_source(self, group: Group, computed: ComputedTensors) -> Foreign:
         """Return the base with merged weights in place of its own."""
