@@ -12,7 +12,6 @@ BESIDE = {
     "attacks": "hostile files and users",
     "docs": "the code of README.md and docs/ runs",
     "dist": "real ranks, against a single process",
-    "docs": "the code of README.md and docs/ runs",
     "faults": "every fault, counted; a slice of it as tests",
     "fuzz": "mutated bytes into every parser",
     "golden": "checkpoints of every version of the format",

@@ -88,7 +88,7 @@ def _number(text: str) -> float:
 
 def _dry_run(options: LoraOptions, destination: str, *, as_json: bool) -> None:
     from holdfast.convert.destination import DestinationFolder
-    from holdfast.merging.lora.merge_adapters import LoraForecast, PreparedLoraMerge
+    from holdfast.merging.lora.merge_adapters import PreparedLoraMerge
 
     problems: list[str] = []
     found: LoraForecast | None = None
