@@ -13,6 +13,10 @@ from tests.docs.links import BESIDE, DOCS, REPOSITORY, anchors, blocks, links, n
 EVERY = pytest.mark.parametrize("page", pages(), ids=name_of)
 
 
+def test_the_readme_is_short():
+    assert (REPOSITORY / "README.md").read_text().count("\n") <= 150
+
+
 @EVERY
 def test_every_link_and_anchor_leads_somewhere(page: Path):
     wrong = [problem for address in links(page) if (problem := _problem(page, address))]

@@ -17,7 +17,6 @@ from tests.docs.setups import FULL, SETUPS
 
 # Pages whose blocks other tests run.
 ELSEWHERE = {"docs/upstream.md": "tests/spmd/test_upstream.py"}
-LATER = {"README.md"}  # its blocks move into pages
 
 
 def _name(page: Path) -> str:
@@ -28,7 +27,7 @@ def _with_python() -> Iterator[Any]:
     """Yield each page that has blocks to run; those that need a framework are for `make full`."""
     for page in pages():
         to_run = [block for block in blocks(page) if block.language == "python" and block.mark != "not run"]
-        if to_run and _name(page) not in {*ELSEWHERE, *LATER}:
+        if to_run and _name(page) not in ELSEWHERE:
             slow = any(block.mark == "setup" and block.value in FULL for block in to_run)
             yield pytest.param(page, id=_name(page), marks=[pytest.mark.full] if slow else [])
 

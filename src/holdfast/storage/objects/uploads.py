@@ -1,7 +1,7 @@
 """Abort incomplete multipart uploads, which killed writers leave behind, if boto3 is installed.
 
 obstore cannot list them. Without boto3 a lifecycle rule of the bucket
-(AbortIncompleteMultipartUpload) aborts them, as the README says.
+(AbortIncompleteMultipartUpload) aborts them, as docs/object_stores.md says.
 """
 
 from __future__ import annotations
