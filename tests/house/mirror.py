@@ -10,7 +10,6 @@ from tests.house import sources
 # Folders beside the mirror: what they hold.
 BESIDE = {
     "attacks": "hostile files and users",
-    "docs": "README.md and docs/: their code runs, their links lead somewhere",
     "dist": "real ranks, against a single process",
     "faults": "every fault, counted; a slice of it as tests",
     "fuzz": "mutated bytes into every parser",
