@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.ready-for-demo
 READY := $(VENV)/.ready
+RELEASE_VENV := .venv-release
+RELEASE_READY := $(RELEASE_VENV)/.ready
 PADDLE_VENV := .venv-paddle
 PADDLE_READY := $(PADDLE_VENV)/.ready-with-formers
 PADDLE_NEXT_VENV := .venv-paddle-3.3
@@ -10,7 +13,11 @@ PADDLE_NEXT_READY := $(PADDLE_NEXT_VENV)/.ready
 PADDLE_NEXT := paddlepaddle==3.3.1
 PADDLE_FORMERS := paddleformers==1.2.0
 
-.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan ray power fuzz interop bench docs clean help spmd spmd-test torch-tests
+.PHONY: demo test pytest quick check mutants layouts full faults integrations torchtitan ray power fuzz interop bench docs clean help spmd spmd-test torch-tests release
+
+# Where pip finds PyTorch's build for the CPU, if the usual index has none.
+TORCH_INDEX ?=
+TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 help:
 	@echo "make demo    train on 4 ranks, kill one, resume on another layout, open with transformers (sets itself up)"
@@ -35,16 +42,26 @@ help:
 	@echo "             installed (TORCH_SRC=checkout; FILES=\"test_api test_dtensor\", MODE=with, JOBS=2; a stopped run goes on)"
 	@echo "make docs    the docs site, into out/docs, with every link and anchor checked (sets itself up; builds offline)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
+	@echo "make release builds sdist and wheel, checks them, and uses the wheel in bare environments of Python 3.11 to 3.13 with and"
+	@echo "             without torch (TAG=1 tags the commit then; PYTHONS=\"3.12 3.13\"; CUDA=1: with CUDA packages on a machine without a GPU)"
+	@echo "TORCH_INDEX=ADDRESS  for any of them: an index of pip that has PyTorch's build for the CPU, the first time"
 
-$(READY): requirements/torch.txt requirements/dev.txt requirements/integrations.txt pyproject.toml
+# The demo needs torch, transformers and Holdfast; the rest is put beside them for everything else.
+$(DEMO_READY): requirements/torch.txt requirements/demo.txt pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || (echo "Holdfast needs Python 3.11 or newer: make PYTHON=python3.12 ..." && exit 1)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/torch.txt
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(addprefix -r requirements/,torch.txt dev.txt integrations.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python requirements/cuda_packages.py $(TORCH_FROM) -r requirements/torch.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH_FROM) -r requirements/torch.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(addprefix -r requirements/,torch.txt demo.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-demo: $(READY)
+$(READY): $(DEMO_READY) requirements/dev.txt requirements/integrations.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(addprefix -r requirements/,torch.txt dev.txt integrations.txt)
+	touch $@
+
+demo: $(DEMO_READY)
 	$(BIN)/holdfast demo
 
 check: $(READY)
@@ -181,5 +198,15 @@ docs: $(DOCS_READY)
 	$(DOCS_VENV)/bin/python -m tests.docs.built_site $(SITE) $(SITE)-zensical
 	@echo "the site is in $(SITE)/index.html"
 
+$(RELEASE_READY): requirements/release.txt pyproject.toml
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements/release.txt
+	$(RELEASE_VENV)/bin/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+release: $(RELEASE_READY)
+	$(if $(TORCH_INDEX),PIP_EXTRA_INDEX_URL=$(TORCH_INDEX)) $(RELEASE_VENV)/bin/python -m tests.release \
+		$(if $(TAG),--tag) $(if $(CUDA),--cuda) $(addprefix --python ,$(PYTHONS))
+
 clean:
-	rm -rf $(VENV) $(PADDLE_VENV) $(PADDLE_NEXT_VENV) $(DOCS_VENV) .cache out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PADDLE_VENV) $(PADDLE_NEXT_VENV) $(DOCS_VENV) $(RELEASE_VENV) .cache out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ BESIDE = {
     "objects": "a real object store",
     "power": "real disks that lose power",
     "props": "states and layouts at random, against numpy",
+    "release": "the archives of a release, used in bare environments",
     "torch_tests": "torch's own tests under holdfast.spmd",
 }
 # Test files of an idea that several modules of their package share.

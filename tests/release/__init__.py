@@ -1,0 +1,1 @@
+"""What `make release` does: build, check the archives, try the wheel in bare environments, tag."""
