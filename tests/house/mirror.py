@@ -11,6 +11,7 @@ from tests.house import sources
 BESIDE = {
     "attacks": "hostile files and users",
     "dist": "real ranks, against a single process",
+    "docs": "README.md and docs/: their code runs, their links lead somewhere",
     "faults": "every fault, counted; a slice of it as tests",
     "fuzz": "mutated bytes into every parser",
     "golden": "checkpoints of every version of the format",
