@@ -38,6 +38,13 @@ def _problem(page: Path, address: str) -> str:
 
 
 @EVERY
+def test_every_file_that_a_page_names_exists(page: Path):
+    """As code: `tests/docs/links.py`, or `docs/*.md`. The test behind :: is for tests/house/proofs.py."""
+    named = re.findall(r"`((?:tests|src|benchmarks|docs|examples|requirements)/[\w./*-]+)(?:::[^`]*)?`", prose(page))
+    assert [name for name in named if not list(REPOSITORY.glob(name))] == []
+
+
+@EVERY
 def test_python_code_compiles(page: Path):
     for block in blocks(page):
         if block.language in ("python", "py"):

@@ -156,3 +156,13 @@ def test_a_page_that_lists_other_modules_is_found(tmp_path: Path, monkeypatch: p
     assert list(modules.find()) == []
     page.write_text(page.read_text().replace("| `api.py` | The public functions", "| `api.py` | The functions"))
     assert len(list(modules.find())) == 1
+
+
+def test_a_phrase_of_a_page_is_found_with_its_place(repository: Path) -> None:
+    (repository / "README.md").write_text("# Title\n\nIt is lost without a word.\n")
+    (repository / "docs/adr").mkdir()
+    (repository / "docs/adr/0001.md").write_text("Or the other way round.\nWhich way round?\n")
+    sources.files.cache_clear()
+    places = [finding.partition(": ")[0] for finding in phrases.find()]
+    sources.files.cache_clear()
+    assert places == ["README.md:3", "docs/adr/0001.md:2"]
