@@ -138,7 +138,7 @@ def test_what_is_wrong_with_a_call(source, tmp_path):
         found = call("convert", *arguments).exception
         assert isinstance(found, error) and match in str(found), found
 
-    refused(NotFound, "no such file or folder to convert", tmp_path / "none", tmp_path / "b")
+    refused(NotFound, "no such file or folder", tmp_path / "none", tmp_path / "b")
     refused(InvalidArgument, "--reverse needs a mapping", source, tmp_path / "b", "--reverse")
     refused(InvalidArgument, "unknown output format 'onnx'; the formats are holdfast, hf", source, "b", "--to", "onnx")
     refused(InvalidArgument, "not a size: 'five'", source, tmp_path / "b", "--max-shard-size", "five")

@@ -83,6 +83,9 @@ def test_a_file_describes_the_merge(models, tmp_path):
     assert torch.equal(merged(tmp_path / "out")["w"], torch.full((4, 2), 0.75))
     done = call("merge", "--config", tmp_path / "merge.toml", tmp_path / "no", "--dtype", "float16")
     assert "--dtype: with --config, write it into the file" in str(done.exception)
+    for flag in ("--weight", "--seed"):
+        done = call("merge", "--config", tmp_path / "merge.toml", tmp_path / "no", flag, "2")
+        assert f"{flag.strip('-')}: with" in str(done.exception)
 
 
 def test_steps_of_a_run(tmp_path):

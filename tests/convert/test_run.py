@@ -188,7 +188,7 @@ def test_the_newest_step_of_a_run_is_taken(tmp_path):
         holdfast.save(tmp_path / "run" / f"step-{step:012d}", state(), step=step)
     assert convert(tmp_path / "run", tmp_path / "b", ConvertOptions()).path == str(tmp_path / "b")
     assert holdfast.open(tmp_path / "b").step == 20
-    with pytest.raises(NotFound, match="no such file or folder to convert"):
+    with pytest.raises(NotFound, match="no such file or folder"):
         convert(tmp_path / "none", tmp_path / "c", ConvertOptions())
 
 

@@ -220,3 +220,53 @@ def test_steps_are_averaged_by_their_numbers(tmp_path):
     assert torch.equal(tensors(tmp_path / "out")["weight"], (models[0].weight + models[2].weight) / 2)
     with pytest.raises(InvalidArgument, match="one run"):
         holdfast.merge([tmp_path / "run"] * 2, tmp_path / "no", steps=[0, 2])
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "dare_ties"])
+def test_elements_that_are_not_finite_are_counted_by_key(folder, tmp_path, method):
+    a, b, base = folder(seed=1), folder(seed=2), folder(seed=3)
+    values, key = tensors(a), "model.layers.0.mlp.up_proj.weight"
+    values[key][0, :2] = torch.tensor([torch.nan, torch.inf])
+    safetensors.torch.save_file(values, a / "model.safetensors", metadata={"format": "pt"})
+    based = {} if method == "linear" else {"base": base}
+    done = holdfast.merge([a, b], tmp_path / "out", method=method, weights=[1, 1], **based)
+    count = int((~tensors(tmp_path / "out")[key].isfinite()).sum())
+    assert count >= 2 and f"elements are NaN or infinite in {key} ({count:,})" in done.notes
+    assert json.loads((tmp_path / "out" / "merge_record.json").read_text())["not_finite"] == {key: count}
+
+
+OTHERS = {
+    "steps": [1], "method": "ties", "base": "x", "weights": [3, 4], "densities": [1, 1], "parameters": {"lambda": 3},
+    "donor": "z", "dtype": "float32", "out_dtype": "float16", "remove": ["*"], "max_shard_size": 9, "tokens": "union",
+    "seed": 3, "rng": "mergekit",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_option_beside_a_file_is_refused(folder, tmp_path, name):
+    models = [str(folder(seed=1)), str(folder(seed=2))]
+    (tmp_path / "own.toml").write_text(f"models = {models}")
+    with pytest.raises(InvalidArgument, match=f"{name}: with a file, write it into the file"):
+        holdfast.merge(tmp_path / "own.toml", tmp_path / "out", **{name: OTHERS[name]})
+    assert holdfast.merge(tmp_path / "own.toml", tmp_path / "out", verify=False).tensors
+
+
+def test_a_file_of_mergekit_takes_what_it_has_no_fields_for(folder, tmp_path):
+    a, b, base = (str(folder(seed=seed)) for seed in (1, 2, 3))
+    fields = {"merge_method": "dare_linear", "base_model": base, "parameters": {"density": 0.5, "weight": 1}}
+    (tmp_path / "mk.yaml").write_text(json.dumps({**fields, "models": [{"model": a}, {"model": b}]}))
+    beside = {"seed": 5, "rng": "mergekit", "max_shard_size": 5000}
+    options = {"method": "dare_linear", "base": base, "weights": [1, 1], "densities": [0.5, 0.5], **beside}
+    holdfast.merge([a, b], tmp_path / "flags", **options)
+    holdfast.merge(tmp_path / "mk.yaml", tmp_path / "file", **beside)
+    assert (
+        same(tensors(tmp_path / "flags"), tensors(tmp_path / "file"))
+        and len(list((tmp_path / "file").glob("*.safetensors"))) > 1
+    )
+    with pytest.raises(InvalidArgument, match="dtype: with a file"):
+        holdfast.merge(tmp_path / "mk.yaml", tmp_path / "no", dtype="float32")
+
+
+def test_a_folder_in_place_of_a_list_is_named(folder, tmp_path):
+    with pytest.raises(InvalidArgument, match="is a folder: give the models as a list"):
+        holdfast.merge(folder(seed=1), tmp_path / "out")

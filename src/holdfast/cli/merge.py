@@ -139,10 +139,14 @@ def _options(
 
 
 def _options_of_file(config: str, context: click.Context, models: Sequence[str]) -> MergeOptions:
-    from holdfast.merging.merge_file import read_merge_file
+    from holdfast.merging.merge_file import BESIDE_MERGEKIT, read_merge_file
 
-    _require_only_config(context, models)
-    return read_merge_file(config)
+    given = _given_options(context)
+    beside = {name: context.params[name] for name in given if name in BESIDE_MERGEKIT}
+    refused = [*models, *(flag for name, flag in given.items() if name not in beside)]
+    if refused:
+        raise InvalidArgument(f"{refused[0]}: with --config, write it into the file")
+    return read_merge_file(config, beside)
 
 
 def _merge(options: MergeOptions, destination: str, *, as_json: bool) -> None:
@@ -158,16 +162,16 @@ def _merge(options: MergeOptions, destination: str, *, as_json: bool) -> None:
         _print_result(done, as_json=as_json)
 
 
-def _require_only_config(context: click.Context, models: Sequence[str]) -> None:
-    """Raise InvalidArgument for options that the file decides."""
-    allowed = ("config", "destination", "dry_run", "force", "no_verify", "as_json", "models")
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in context.params
-        if name not in allowed and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    ]
-    if models or given:
-        raise InvalidArgument(f"{(*models, *given)[0]}: with --config, write it into the file")
+def _given_options(context: click.Context) -> dict[str, str]:
+    """Return the options on the command line that describe the merge, as their flags by name."""
+    apart = ("config", "destination", "dry_run", "force", "no_verify", "as_json", "models")
+    return {
+        parameter.name: parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and parameter.name not in apart
+        and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+    }
 
 
 def _dry_run(options: MergeOptions, destination: str, *, as_json: bool) -> None:

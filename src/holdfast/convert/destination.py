@@ -56,9 +56,10 @@ class DestinationFolder:
             return
         if not force:
             raise InvalidArgument(f"{self.path} exists; choose another folder, or replace it with --force")
-        if entries == [self.folder]:
+        if entries == [self.folder]:  # what a storage says of a file
             raise StorageError(
-                f"{self.path} is a file, or contains only {self.folder}; choose another folder, or move it away"
+                f"{self.path} is a file, or a folder with nothing but a file {self.folder}, and no checkpoint: choose "
+                "another folder, or move it away"
             )
         if MANIFEST in entries:
             check_replaceable(self.storage, self.folder)

@@ -17,7 +17,7 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint at a path or address, or the newest readable step if it is a run's root."""
     is_local = "://" not in os.fspath(path)
     if is_local and not Path(path).expanduser().exists():
-        raise NotFound(f"{path}: no such file or folder to convert")
+        raise NotFound(f"{path}: no such file or folder")
     if is_local and Path(path).expanduser().is_file():
         return open_stored(path)
     root = shared_storage_at(path)

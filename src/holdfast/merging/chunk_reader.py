@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +62,7 @@ class ChunkMerger:
         self._scanned = scanned
         self._files = [model.open_files() for model in plan.models]
         self._buffers = ReusedBuffers()
+        self.not_finite: Counter[str] = Counter()  # how many elements of each output tensor
 
     def chunk_end(self, tensor: MergedTensor, begin: int) -> int:
         """Return where a chunk that begins at an element ends: a whole number of units from the first element on."""
@@ -77,7 +80,10 @@ class ChunkMerger:
         begin, end = start - start % unit, min(tensor.elements, stop + -stop % unit)
         chunks = reader.read(begin, end)
         merged = self._plan.method.merge(task, self._scanned.get(tensor.key), begin, chunks, self._draws)
-        return merged[start - begin : stop - begin].to(getattr(torch, tensor.dtype.name))
+        merged = merged[start - begin : stop - begin].to(getattr(torch, tensor.dtype.name))
+        if not math.isfinite(merged.sum(dtype=torch.float64 if merged.dtype is torch.float64 else torch.float32)):
+            self.not_finite[tensor.key] += int(merged.numel() - merged.isfinite().sum())
+        return merged
 
     def _copy(self, tensor: MergedTensor, chunks: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a chunk of a tensor that is no floating-point tensor. Raises Mismatch if the inputs differ."""

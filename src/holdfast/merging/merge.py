@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 
 BLOCK_BYTES = 8 * limits.MIB  # each thread has one in memory
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class PreparedMerge:
         )
         self.plan: MergePlan = plan_merge(options, self.models)
         self._record = b""
+        self._not_finite: Counter[str] = Counter()
         donor = self.models[self.plan.donor]
         keys = self.plan.tensors.keys()
         aliases = {alias: key for alias, key in donor.group.aliases.items() if key in keys}
@@ -102,6 +105,10 @@ class PreparedMerge:
             lines.append(self.plan.tokens.note)
         if removed.keys:
             lines.append(f"removed {len(removed.keys)} tensors, {removed.bytes:,} bytes")
+        if self._not_finite:
+            keys = [f"{key} ({count:,})" for key, count in sorted(self._not_finite.items())]
+            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+            lines.append(f"elements are NaN or infinite in {', '.join(keys[:_SHOWN])}{more}")
         return tuple(lines)
 
     def _digested(self) -> list[DigestedFiles]:
@@ -131,13 +138,15 @@ class PreparedMerge:
             blocks = blocks_of(self.output.files, BLOCK_BYTES)
             own = blocks_of_rank(blocks, ranks, whole_files=attempt.storage.whole_files)
 
-            def work() -> list[list[object]]:
-                reports = write_blocks(self.plan, scanned, draws, own, attempt, threads, digests, progress)
-                return [report.fields() for report in reports]
+            def work() -> tuple[list[list[object]], dict[str, int]]:
+                reports, bad = write_blocks(self.plan, scanned, draws, own, attempt, threads, digests, progress)
+                return [report.fields() for report in reports], bad
 
             answers = run_on_all_ranks(ranks, work)
-            self._record = merge_record(self.options, self.plan, digests.collect(cores))
-        return [BlockReport.from_fields(report) for answer in answers for report in answer]
+            for _, bad in answers:
+                self._not_finite.update(bad)
+            self._record = merge_record(self.options, self.plan, digests.collect(cores), self._not_finite)
+        return [BlockReport.from_fields(report) for reports, _ in answers for report in reports]
 
 
 def run_merge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from holdfast.adapters.comm import current_ranks
@@ -44,7 +45,8 @@ def merge(
 
     `models` are folders that `holdfast.open` reads, or dicts with `path`, an optional `name` and `mapping`, and the
     parameters of the model; or the path of a YAML or TOML file that describes the merge (mergekit's is read as it is),
-    and then only `verify` and `force` apply. With `steps`, `models` is one run, whose steps are merged.
+    and then it has the other options, but for `verify` and `force`; mergekit's has no `seed`, `rng` and
+    `max_shard_size`, which may be given here. With `steps`, `models` is one run, whose steps are merged.
     `weights` and `densities` are one value for each model that is not the base; `parameters` are those of the method
     for all models. A value is a number, a list of numbers (a gradient from the first to the last layer), or a dict
     from key patterns to either. Side files such as config.json and the tokenizer come from `donor`: by default the
@@ -55,8 +57,9 @@ def merge(
     Raises Mismatch, with all problems, if keys or shapes of the models differ. The destination appears when it is
     complete, or not at all.
     """
+    arguments = locals()
     if isinstance(models, str | os.PathLike):
-        described = replace(read_merge_file(models), verify=verify, force=force)
+        described = replace(read_merge_file(models, _beside_file(arguments)), verify=verify, force=force)
         return run_merge(described, destination, current_ranks(_DEADLINE_S))
     chosen = [model_options(model) for model in models]
     chosen = chosen if steps is None else steps_of_run(chosen, steps)
@@ -80,6 +83,13 @@ def merge(
         force=force,
     )
     return run_merge(options, destination, current_ranks(_DEADLINE_S))
+
+
+def _beside_file(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of `merge` that a file may contradict: those that are not the defaults."""
+    defaults = {name: parameter.default for name, parameter in signature(merge).parameters.items()}
+    apart = ("models", "destination", "verify", "force")
+    return {name: value for name, value in arguments.items() if name not in apart and value != defaults[name]}
 
 
 def model_options(model: ModelLike) -> ModelOptions:

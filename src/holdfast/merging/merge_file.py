@@ -6,6 +6,7 @@ import importlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,31 @@ from holdfast.merging.merge_options import MergeOptions, ModelOptions, SliceOpti
 from holdfast.merging.mergekit_file import mergekit_options
 
 MODEL_FIELDS = ("path", "name", "mapping")
+BESIDE_MERGEKIT = ("seed", "rng", "max_shard_size")
 _OUTPUT_FIELDS = ("donor", "dtype", "out_dtype", "max_shard_size", "seed", "rng", "tokens")
 _FIELDS = ("method", "models", "slices", "base", "parameters", "remove", *_OUTPUT_FIELDS)
 
 
-def read_merge_file(path: str | os.PathLike[str]) -> MergeOptions:
-    """Return the options in a file. Paths in it are relative to its folder; in a file of mergekit to this folder."""
+def read_merge_file(path: str | os.PathLike[str], others: Mapping[str, Any] | None = None) -> MergeOptions:
+    """Return the options in a file. Paths in it are relative to its folder; in a file of mergekit to this folder.
+
+    `others` are options given beside the file. A file of mergekit has no fields for some (`BESIDE_MERGEKIT`), which its
+    own command line takes; any other raises InvalidArgument.
+    """
+    others = others or {}
     fields = _load(Path(path).expanduser())
-    if "merge_method" in fields:
-        return mergekit_options(fields, os.fspath(path))
+    is_mergekit = "merge_method" in fields
+    refused = [name for name in others if not (is_mergekit and name in BESIDE_MERGEKIT)]
+    if refused:
+        raise InvalidArgument(f"{refused[0]}: with a file, write it into the file {os.fspath(path)}")
+    if is_mergekit:
+        return replace(mergekit_options(fields, os.fspath(path)), **others)
     return _MergeFileReader(os.fspath(path)).options(fields)
 
 
 def _load(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise InvalidArgument(f"{path} is a folder: give the models as a list, or a YAML or TOML file that names them")
     try:
         if path.stat().st_size > limits.MAPPING_BYTES:
             raise InvalidArgument(f"{path}: larger than {limits.MAPPING_BYTES} bytes, not the description of a merge")

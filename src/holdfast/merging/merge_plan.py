@@ -306,8 +306,12 @@ class _TensorPlanner:
             if value is not None:
                 return bool(value) if isinstance(parameter.default, bool) else value
         if parameter.default is None:
-            where = f" of {model}" if model else ""
-            raise InvalidArgument(f"{self._method.name} needs {parameter.name}, the {parameter.about}{where}: {key!r}")
+            where = f" for {model}" if model else ""
+            flag = f"--{parameter.name}" if parameter.name in ("weight", "density") else f"--set {parameter.name}=VALUE"
+            raise InvalidArgument(
+                f"{self._method.name} needs {parameter.name}, the {parameter.about}, and none is given{where} (the "
+                f"first tensor is {key}): give it with {flag}, or in a file"
+            )
         return parameter.default
 
 

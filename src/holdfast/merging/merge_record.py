@@ -12,8 +12,13 @@ from holdfast.merging.parameter_settings import Settings
 from holdfast.version import __version__
 
 
-def merge_record(options: MergeOptions, plan: MergePlan, digests: Sequence[Mapping[str, str]]) -> bytes:
-    """Return the record as JSON. Equal merges of equal inputs have equal records."""
+def merge_record(
+    options: MergeOptions, plan: MergePlan, digests: Sequence[Mapping[str, str]], not_finite: Mapping[str, int]
+) -> bytes:
+    """Return the record as JSON. Equal merges of equal inputs have equal records.
+
+    `not_finite` has the number of NaN and infinite elements of each output tensor that has any.
+    """
     models = [
         {
             "name": model.name,
@@ -39,6 +44,7 @@ def merge_record(options: MergeOptions, plan: MergePlan, digests: Sequence[Mappi
         "seed": options.seed,
         "rng": options.rng,
         "removed": {"patterns": list(options.remove), "keys": list(plan.removed.keys), "bytes": plan.removed.bytes},
+        "not_finite": dict(sorted(not_finite.items())),
         "tensors": len(plan.tensors),
         "bytes": sum(tensor.bytes for tensor in plan.tensors.values()),
     }

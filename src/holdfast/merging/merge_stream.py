@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,8 +102,11 @@ def write_blocks(
     threads: int,
     digests: InputDigests,
     progress: Progress,
-) -> list[BlockReport]:
-    """Merge and write blocks on threads, and digest the inputs as they are used. Returns once all is durable."""
+) -> tuple[list[BlockReport], dict[str, int]]:
+    """Merge and write blocks on threads, and digest the inputs as they are used. Returns once all is durable.
+
+    Also returns how many elements of the output are NaN or infinite, by key.
+    """
     largest = max((block.size for block in blocks), default=0)
     begun = itertools.count(1)
     mergers: list[ChunkMerger] = []
@@ -122,7 +126,8 @@ def write_blocks(
         return gather
 
     try:
-        return attempt.write(blocks, gatherer, threads, lambda report: progress(report.size), uncached=True)
+        reports = attempt.write(blocks, gatherer, threads, lambda report: progress(report.size), uncached=True)
+        return reports, dict(sum((merger.not_finite for merger in mergers), Counter()))
     finally:
         for merger in mergers:
             merger.close()
