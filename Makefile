@@ -40,7 +40,7 @@ help:
 	@echo "make spmd-test  the tests of holdfast.spmd alone (sets itself up; FULL=--full for every case)"
 	@echo "make torch-tests  torch's own DTensor tests without and with holdfast.spmd, from a checkout of the release that is"
 	@echo "             installed (TORCH_SRC=checkout; FILES=\"test_api test_dtensor\", MODE=with, JOBS=2; a stopped run goes on)"
-	@echo "make docs    the docs site, into out/docs, with every link and anchor checked (sets itself up; builds offline)"
+	@echo "make docs    the docs site, into out/docs, with spelling, every link and anchor checked (sets itself up; builds offline)"
 	@echo "make bench   save and load beside PyTorch's own checkpointing, convert beside cp, as ratios"
 	@echo "make release builds sdist and wheel, checks them, and uses the wheel in bare environments of Python 3.11 to 3.13 with and"
 	@echo "             without torch (TAG=1 tags the commit then; PYTHONS=\"3.12 3.13\"; CUDA=1: with CUDA packages on a machine without a GPU)"
@@ -191,6 +191,7 @@ $(DOCS_READY): requirements/docs.txt
 
 SITE := out/docs
 docs: $(DOCS_READY)
+	$(DOCS_VENV)/bin/codespell *.md docs src/holdfast/spmd/README.md
 	rm -rf $(SITE) $(SITE)-zensical
 	$(DOCS_VENV)/bin/zensical build --strict --clean
 	mv $(SITE) $(SITE)-zensical
