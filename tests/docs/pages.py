@@ -5,6 +5,8 @@ A mark is an HTML comment, invisible on the page, directly above a Python block:
 - `<!-- setup: NAME -->` begins a new namespace, with the names that the setup of tests/docs/setups.py defines.
 - `<!-- not run: REASON -->` leaves the block out.
 - `<!-- raises: ERROR -->` expects the block to raise this error.
+- `<!-- full: REASON -->` leaves the block to `make full`.
+- `<!-- torchrun: 2 1 -->` runs the block as a program under torchrun, with these numbers of ranks one after another.
 
 Blocks without a mark go on where the block before them ended.
 """
@@ -18,7 +20,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 FENCE = re.compile(r"( *)(```+)(\w*)[^`]*")
-MARK = re.compile(r" *<!-- (setup|not run|raises): (.+) -->")
+MARK = re.compile(r" *<!-- (setup|not run|raises|full|torchrun): (.+) -->")
 
 
 @dataclass(frozen=True, slots=True)

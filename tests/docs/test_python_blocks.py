@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,12 +36,15 @@ def _with_python() -> Iterator[Any]:
 
 @pytest.mark.parametrize("page", list(_with_python()))
 @pytest.mark.raises_nothing
-def test_the_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_a_page_run_in_order(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
+    left_out = {"not run", "torchrun"} if request.config.getoption("--full") else {"not run", "torchrun", "full"}
     names: dict[str, Any] = {}
     with ExitStack() as setups:
         for block in blocks(page):
-            if block.language != "python" or block.mark == "not run":
+            if block.language != "python" or block.mark in left_out:
                 continue
             if block.mark == "setup":
                 setups.close()
@@ -47,6 +52,24 @@ def test_the_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path, monkeypat
             _run(page, block, names)
     names.clear()
     gc.collect()
+
+
+def _programs() -> Iterator[Any]:
+    for page in pages():
+        for block in blocks(page):
+            if block.mark == "torchrun":
+                yield pytest.param(block, id=f"{_name(page)}:{block.line}")
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("block", list(_programs()))
+def test_a_program_runs_under_torchrun(block: CodeBlock, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(block.text)
+    for ranks in block.value.split():
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "train.py"]
+        done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def _run(page: Path, block: CodeBlock, names: dict[str, Any]) -> None:
