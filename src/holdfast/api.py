@@ -48,8 +48,11 @@ def save(
     """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
 
     Collective when torch.distributed is initialised: every rank calls it, with its own
-    live objects and the same path. `model_dtype` rounds the model and saves fp32 master weights
-    as well. `ties` maps keys to the keys they are copies of, where the model does not know. `mesh`
+    live objects and the same path. `step` is recorded in the manifest; without it, it is that of the folder's name, if
+    it has one (`step-40`). `max_shard_size` limits a tensor file, `block_bytes` is how many bytes one digest covers.
+    `model_dtype` rounds the model and saves fp32 master weights
+    as well. `replicas="first"` saves the first rank's copy where copies of a parameter differ; by default that is a
+    LayoutError. `ties` maps keys to the keys they are copies of, where the model does not know. `mesh`
     is the DeviceMesh whose coordinates index values that differ between ranks. `mapping` defines
     the names and shapes of the live tensors in the file: statements, a file of them, or the name of
     a built-in mapping; with several modules, a dict of mappings by name. Without one, `hub_keys` gives the
@@ -58,9 +61,12 @@ def save(
     fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `only` and `ignore` are patterns of keys,
     as in `load`: what they leave out is not in the checkpoint. A model that is not saved whole gets no config.json.
     `base` is how the base model of PEFT adapters is stored: "reference" records where it is, the default if it
-    came from a folder or the hub; "full" writes it, and "none" writes only the adapters.
+    came from a folder or the hub; "full" writes it, and "none" writes only the adapters. Ranks wait for each other
+    for `deadline_s` seconds at most.
 
-    Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged.
+    Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged: InvalidArgument for
+    an option, Unsupported for a value that cannot be represented, LayoutError if the ranks hold no consistent state,
+    StorageError if the storage fails, TimedOut or PeerFailed if another rank does not come or fails.
     """
     ranks = ranks_of_call("holdfast.save", deadline_s)
     made: list[tuple[BlockingSaver, str, Mapping[str, bytes]]] = []
@@ -131,7 +137,10 @@ def load(
     second of a host. `progress` is called with the bytes of each read; without it rank 0 shows a bar if
     it has a terminal. Tensors on the meta device are made on `device`, by default on the device type of their mesh,
     else on torch's default device; their modules compute buffers that no checkpoint holds. No tensor is changed
-    before everything is known to fit.
+    before everything is known to fit. `ties`, `mesh` and `deadline_s` are those of `save`. Collective, as `save` is.
+
+    Raises the same HoldfastError on every rank: NotFound if there is no checkpoint, Mismatch if it does not fit the
+    state, Damaged if a digest, a header or the manifest is wrong, Unsupported for a newer or unknown format.
     """
     ranks = ranks_of_call("holdfast.load", parse_seconds(deadline_s, "deadline_s"))
 
@@ -167,6 +176,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint for reading, without a process group and without torch.
 
     Reads Holdfast checkpoints and those of other tools: Hugging Face folders, torch DCP,
-    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams`.
+    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams`. Tensors are read when
+    they are asked for. Raises NotFound, Damaged, or Unsupported for a newer or unknown format.
     """
     return open_stored(path)

@@ -65,8 +65,10 @@ class Checkpointer:
     `on_event` is called with every event, from any thread. `mapping` defines the names and shapes
     of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. Without one,
     `hub_keys` gives transformers models the names on the hub, unless the step that was restored has other ones.
-    `only` and `ignore` are patterns of the keys that every save writes and `restore` loads, as in `holdfast.save`.
-    `base` is how the base model of PEFT adapters is stored, as in `holdfast.save`.
+    `only` and `ignore` are patterns of the keys that every save writes and `restore` loads. `base`, `max_shard_size`,
+    `block_bytes`, `model_dtype`, `ties`, `replicas` and `mesh` are those of `holdfast.save`, too.
+    `writer_threads` is how many threads of each writer process write. `deadline_s` is how long ranks wait for each
+    other, and a save may take; it also fails once another rank's writer was silent for `silence_s` seconds.
     """
 
     def __init__(

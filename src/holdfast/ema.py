@@ -31,7 +31,7 @@ class EMA:
     `with ema.swap():` to evaluate with the average.
 
     With `device="cpu"` the average is kept in host memory and computed on a thread, from a copy of the
-    weights taken at the update.
+    weights taken at the update. Raises InvalidArgument for a `decay` that is not at least 0 and less than 1.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, every: int = 1, device: str = "same") -> None:

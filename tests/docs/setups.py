@@ -148,6 +148,21 @@ def lora() -> Iterator[Names]:
 
 
 @contextmanager
+def adapter_files() -> Iterator[Names]:
+    """Give a base model and an adapter of it, each in a folder, without PEFT."""
+    from safetensors.torch import save_file
+
+    hub_model().save_pretrained("base")
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    Path("adapter").mkdir()
+    tensors = {f"{prefix}.lora_A.weight": torch.ones(2, 16), f"{prefix}.lora_B.weight": torch.ones(16, 2)}
+    save_file(tensors, "adapter/adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "layers_to_transform": [0]}
+    Path("adapter/adapter_config.json").write_text(json.dumps(config))
+    yield {"holdfast": holdfast}
+
+
+@contextmanager
 def models() -> Iterator[Names]:
     """Give three models in folders, and a file that merges two of them."""
     model = hub_model()
@@ -286,6 +301,7 @@ SETUPS: dict[str, Callable[[], Any]] = {
     "mapped": mapped,
     "adapters": adapters,
     "lora": lora,
+    "adapter files": adapter_files,
     "models": models,
     "llama config": llama_config,
     "tokens": tokens,

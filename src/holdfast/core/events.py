@@ -14,7 +14,9 @@ _LOG.addHandler(logging.NullHandler())  # without logging set up, failures show 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: its name and step, the bytes involved and the time taken.
+    """One event: its name and step, the rank that reports it, the bytes involved and the seconds taken.
+
+    `detail` is a text for people, and `at` the time as `time.time` gives it.
 
     Of saves: "planned", "captured", "written", "published", "failed", "skipped", "waited", "preempted",
     "cleaned", "removed", "set aside", "arena", "closing".

@@ -13,6 +13,10 @@ class LoadReport:
     `non_persistent` names buffers that were registered with persistent=False: the load left them
     unchanged. After `to_empty` they hold no values: compute them again. `computed` names those on the meta device,
     which their modules computed anew, and `on_meta` the tensors of modules that stay on the meta device.
+
+    `loaded`, `missing`, `unexpected`, `mismatched` and `cast` name tensors with the entry of the state that has
+    them, as in "model: weight"; `values` is the number of other values. `needed_bytes` are those that the state asked
+    for, `read_bytes` those that this rank read from storage, `phases` the seconds of plan, read and place.
     """
 
     step: int | None

@@ -1,8 +1,8 @@
 """Enumerate every legal state of a disk after a power loss, create it in a folder, and call a judge.
 
     with recorded(folder) as recording:
-        holdfast.save(folder / "step-000000000001", state, step=1)
-        recording.mark(Promise(1))
+        saved = holdfast.save(folder / "step-000000000001", state, step=1)
+        recording.mark(Promise(1, (saved.manifest.attempt,)))
     outcome = judge_all(recording, judge_steps)
 
 The power fails after every operation in turn. What was synced by then is durable. Of the rest:

@@ -27,7 +27,12 @@ from holdfast.tokens.vocabulary_rows import MeanRows, ZeroRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeOptions:
-    """How a vocabulary is resized. `keys` are patterns of embeddings whose names are not the usual ones."""
+    """How a vocabulary is resized.
+
+    `size` is the number of rows, rounded up to a multiple of `pad_to`. New rows begin as the mean of the rows of known
+    tokens, or as zero (`init="zero"`). `keys` are patterns of embeddings whose names are not the usual ones. `shrink`
+    allows fewer rows than there are. Raises InvalidArgument for values that make no sense.
+    """
 
     size: int
     pad_to: int | None = None
@@ -65,6 +70,11 @@ def resize_vocab(
     rows of known tokens, or zero, those of an optimizer's state zero. vocab_size of config.json is rewritten, all
     other files are copied byte for byte. A vocabulary shrinks only with `shrink`, and never below the ids of the
     tokenizer. Collective, like `convert`.
+
+    `to` is the format to write, "hf" or "holdfast"; by default that of the source. `verify` checks the digests of what
+    is read, `force` replaces a checkpoint at the destination. `watch` is called with the progress; without `ranks`,
+    this process does all of it. Raises Unsupported for a checkpoint of adapters or without a model, and
+    InvalidArgument where the vocabulary has that many rows already, or would shrink without `shrink`.
     """
     if to is None:
         to = "hf" if isinstance(open_source(source), Foreign) else "holdfast"

@@ -28,7 +28,8 @@ def merge_lora(
     `adapters` are folders of PEFT, or steps of runs that trained adapters. `base` is a folder that `holdfast.open`
     reads; without it, it is the base that the first adapter names, checked if a Holdfast step recorded its digests.
     `weights` multiply the scaling of the adapters, which are merged one after the other. The weights are bit-equal
-    to those of PEFT on the CPU. Every tensor of the adapters is used, or an error lists those that are not.
+    to those of PEFT on the CPU. Every tensor of the adapters is used, or an error lists those that are not. `verify`
+    checks the digests of the inputs, `force` replaces a checkpoint at the destination.
 
     Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
     The destination appears when it is complete, or not at all.
