@@ -294,6 +294,30 @@ def lightning() -> Iterator[Names]:
         yield {"module": Module()}
 
 
+def command_line() -> None:
+    """Write what the examples of the command line work on: two runs, a model and one tuned from it, a config."""
+    from tests.tokens.vocabularies import tokenizer
+
+    for root in ("runs/llama", "runs/other"):
+        model = hub_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        with holdfast.Checkpointer(root, keep=holdfast.keep.last(3)) as ck:
+            for step in (20, 40, 60):
+                model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                state = {"model": model, "optimizer": optimizer, "note": {"epoch": step // 40}}
+                ck.save(step, state, metrics={"loss": 4.0 - step / 100}).result()
+    model.save_pretrained("base")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.add_(torch.outer(torch.ones(16), torch.arange(16.0)))
+    model.save_pretrained("tuned")
+    for folder in ("base", "tuned"):
+        tokenizer().save_pretrained(folder)
+    Path("tiny.toml").write_text((Path(__file__).parents[2] / "examples" / "dense-tiny.toml").read_text())
+
+
 SETUPS: dict[str, Callable[[], Any]] = {
     "training": training,
     "hub": hub,
@@ -311,5 +335,5 @@ SETUPS: dict[str, Callable[[], Any]] = {
     "mesh": mesh,
     "meta": meta,
 }
-# Their frameworks take many seconds to import: `make test` leaves their blocks out, `make full` runs them.
-FULL = {"adapters", "lora", "accelerate", "trainer", "lightning"}
+# They take seconds, most of them to import a framework: `make test` leaves their blocks out, `make full` runs them.
+FULL = {"adapters", "lora", "accelerate", "trainer", "lightning", "llama config"}
