@@ -88,6 +88,12 @@ def training() -> Iterator[Names]:
 
 
 @contextmanager
+def empty() -> Iterator[Names]:
+    """Give nothing: the page shows everything."""
+    yield {}
+
+
+@contextmanager
 def hub() -> Iterator[Names]:
     """Give a model of transformers, and its folder."""
     model = hub_model()
@@ -320,6 +326,7 @@ def command_line() -> None:
 
 SETUPS: dict[str, Callable[[], Any]] = {
     "training": training,
+    "empty": empty,
     "hub": hub,
     "experts": experts,
     "mapped": mapped,
