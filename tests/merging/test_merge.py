@@ -235,7 +235,7 @@ def test_elements_that_are_not_finite_are_counted_by_key(folder, tmp_path, metho
     assert json.loads((tmp_path / "out" / "merge_record.json").read_text())["not_finite"] == {key: count}
 
 
-OTHERS = {
+OTHERS: dict[str, Any] = {
     "steps": [1], "method": "ties", "base": "x", "weights": [3, 4], "densities": [1, 1], "parameters": {"lambda": 3},
     "donor": "z", "dtype": "float32", "out_dtype": "float16", "remove": ["*"], "max_shard_size": 9, "tokens": "union",
     "seed": 3, "rng": "mergekit",
@@ -255,9 +255,9 @@ def test_a_file_of_mergekit_takes_what_it_has_no_fields_for(folder, tmp_path):
     a, b, base = (str(folder(seed=seed)) for seed in (1, 2, 3))
     fields = {"merge_method": "dare_linear", "base_model": base, "parameters": {"density": 0.5, "weight": 1}}
     (tmp_path / "mk.yaml").write_text(json.dumps({**fields, "models": [{"model": a}, {"model": b}]}))
-    beside = {"seed": 5, "rng": "mergekit", "max_shard_size": 5000}
-    options = {"method": "dare_linear", "base": base, "weights": [1, 1], "densities": [0.5, 0.5], **beside}
-    holdfast.merge([a, b], tmp_path / "flags", **options)
+    beside: dict[str, Any] = {"seed": 5, "rng": "mergekit", "max_shard_size": 5000}
+    options: dict[str, Any] = {"method": "dare_linear", "weights": [1, 1], "densities": [0.5, 0.5], **beside}
+    holdfast.merge([a, b], tmp_path / "flags", base=base, **options)
     holdfast.merge(tmp_path / "mk.yaml", tmp_path / "file", **beside)
     assert (
         same(tensors(tmp_path / "flags"), tensors(tmp_path / "file"))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import local_map
 
 from holdfast.spmd.base.torch_versions import is_torch_2_11
 from tests.dist.harness import run_ranks
@@ -297,3 +298,52 @@ def _saved():
 
 def test_a_saved_view_is_its_rows():
     assert run_ranks(2, _saved, deadline_s=120) == [[True] * 3] * 2
+
+
+def _placements_before_and_after():
+    """Read placements, then the contents that they speak of, as local_map does; after writes too."""
+    found = []
+    for act in (lambda y: None, lambda y: y.mul_(3.0), lambda y: y[2].zero_()):
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                placed, whole = _pair()
+                view, expected = placed[1:5], whole[1:5]
+                act(placed)
+                act(whole)
+                places = view.placements
+                again = DTensor.from_local(view.to_local(), view.device_mesh, places)
+                total = local_map(
+                    lambda rows: rows.sum(),
+                    out_placements=[Partial()],
+                    in_placements=([Shard(0)],),
+                    redistribute_inputs=True,
+                    device_mesh=view.device_mesh,
+                )(view)
+                found.append(view.placements == places == (Shard(0),))
+                found.append(torch.equal(again.full_tensor(), expected))
+                found.append(total.full_tensor().item() == expected.sum().item())
+    return found
+
+
+def test_a_view_keeps_its_placements_when_it_is_fetched_again():
+    assert run_ranks(2, _placements_before_and_after, deadline_s=120) == [[True] * 18] * 2
+
+
+def _conjugates():
+    """Views of a lazy conjugate, fetched again after a write."""
+    import holdfast.spmd
+
+    holdfast.spmd.enable()
+    whole = torch.complex(torch.arange(12.0), torch.arange(12.0) + 0.5).view(6, 2)
+    placed = distribute_tensor(whole.clone(), init_device_mesh("cpu", (2,)), [Shard(0)])
+    found = []
+    for view in (lambda y: y.conj().imag, lambda y: y.conj()[1:3], lambda y: y[1:4].conj().real):
+        seen, expected = view(placed), view(whole)
+        placed.mul_(2.0)
+        whole.mul_(2.0)
+        found.append(torch.equal(seen.full_tensor(), expected.resolve_conj().resolve_neg()))
+    return found
+
+
+def test_views_of_a_conjugate_see_later_writes():
+    assert run_ranks(2, _conjugates, deadline_s=120) == [[True] * 3] * 2

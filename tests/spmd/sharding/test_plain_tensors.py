@@ -7,11 +7,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 import holdfast.spmd
 from holdfast.spmd.base import torch_dispatch
 from holdfast.spmd.rules.scan import cumsum_gradient
+from tests.dist.harness import run_ranks
 
 
 @pytest.fixture
@@ -120,3 +122,62 @@ def test_the_gradient_of_a_plain_value_that_is_written_is_plain(mesh):
     assert not isinstance(first, DTensor) and torch.equal(first, torch.full((3,), 6.0))
     first.sum().backward()
     assert torch.equal(value.grad, torch.full((3,), 12.0))
+
+
+ROWS, IDS, TABLE = torch.arange(24.0).view(4, 6).sin(), torch.tensor([1, 3, 3, 6]), torch.arange(28.0).view(7, 4)
+CHANNELS = torch.arange(6.0)
+
+
+def _max_norm(place, table):
+    F.embedding(place(IDS), table, max_norm=0.5)
+    return table
+
+
+def _with_gradient(place, table):
+    leaf = table.clone().requires_grad_()
+    F.embedding(place(IDS), leaf).pow(2).sum().backward()
+    return leaf.grad
+
+
+# Each with a plain tensor that it is given beside DTensors; the first argument places the others.
+BESIDE_PLAIN = {
+    "embedding": (lambda place, table: F.embedding(place(IDS), table), TABLE),
+    "gradient of an embedding": (_with_gradient, TABLE),
+    "max_norm": (_max_norm, TABLE),
+    "embedding_bag": (lambda place, table: F.embedding_bag(place(IDS.view(2, 2)), table), TABLE),
+    "group_norm": (lambda place, x: F.group_norm(x.view(2, 6, 2), 2, place(CHANNELS), place(CHANNELS)), ROWS),
+    "layer_norm": (lambda place, x: F.layer_norm(x, (6,), place(CHANNELS), place(CHANNELS)), ROWS),
+    "masked_fill": (lambda place, x: x.masked_fill(place(x > 0), 1.0), ROWS),
+    "masked_fill_": (lambda place, x: x.masked_fill_(place(x > 0), 1.0), ROWS),
+    "index_add_": (lambda place, x: x.index_add_(0, place(torch.tensor([0, 2])), place(ROWS[:2] + 1)), ROWS),
+    "x[mask] = 0": (lambda place, x: (x.__setitem__(place(x > 0), 0.0), x)[1], ROWS),
+    "searchsorted": (lambda place, x: torch.searchsorted(CHANNELS, place(x)), ROWS),
+    "cross_entropy": (lambda place, x: F.cross_entropy(x, place(torch.arange(4))), ROWS),
+    "conv1d": (lambda place, x: F.conv1d(x.view(1, 4, 6), place(torch.ones(2, 4, 3))), ROWS),
+    "where": (lambda place, x: torch.where(place(x > 0), x, 0.0), ROWS),
+}
+
+
+def _implicitly_replicated():
+    holdfast.spmd.enable()
+    mesh = init_device_mesh("cpu", (2,))
+    wrong = []
+    for name, (act, plain) in BESIDE_PLAIN.items():
+        for placement in (Shard(0), Replicate()):
+            own, other = plain.clone(), plain.clone()
+            expected = act(lambda whole: whole, own)
+            with implicit_replication():
+                found = act(lambda whole, to=placement: distribute_tensor(whole.clone(), mesh, [to]), other)
+            found = found.full_tensor() if isinstance(found, DTensor) else found
+            if not (torch.allclose(found, expected) and torch.allclose(other, own)):
+                wrong.append((name, placement))
+    return wrong
+
+
+def test_plain_tensors_are_replicas_under_implicit_replication():
+    assert run_ranks(2, _implicitly_replicated, deadline_s=120) == [[], []]
+
+
+def test_a_plain_table_of_one_element_is_a_replica(mesh):
+    ids = DTensor.from_local(torch.zeros(4, dtype=torch.long), mesh, [Shard(0)])
+    assert torch.equal(F.embedding(ids, torch.ones(1, 1)).full_tensor(), torch.ones(4, 1))

@@ -25,6 +25,11 @@ def dispatcher() -> Any:
     return torch_versions.dtensor_api.DTensor._op_dispatcher
 
 
+def takes_plain_tensors() -> bool:
+    """Return True inside of torch's `implicit_replication()`: plain tensors beside DTensors count as replicas."""
+    return bool(getattr(dispatcher(), "_allow_implicit_replication", False))
+
+
 def operator(name: str) -> Operator | None:
     """Return the aten operator `name.overload`, or None if this torch lacks it."""
     packet, _, overload = name.partition(".")

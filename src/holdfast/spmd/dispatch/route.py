@@ -38,7 +38,7 @@ from holdfast.spmd.sharding.index_checks import check_on_all_ranks
 from holdfast.spmd.sharding.infeasible_decisions import is_infeasible
 from holdfast.spmd.sharding.norm_partials import has_norm, keeps_norms, remember_views, run_on_reduced_norms
 from holdfast.spmd.sharding.out_variants import has_out, run_with_out
-from holdfast.spmd.sharding.plain_tensors import accept_from_gradients, plain_gradients_of
+from holdfast.spmd.sharding.plain_tensors import accept_from_gradients, plain_gradients_of, with_replicas
 from holdfast.spmd.sharding.shard_sizes import has_even_shards
 
 ATEN = torch.ops.aten
@@ -260,7 +260,7 @@ def _run(installed: Installed, original: Callable[..., Any], request: _Request) 
         return run_by_mesh(call) if _can_be_split(call) else gather_and_run(call)
     rule = installed.rules.get(op)
     if rule is not None:
-        result = rule.run(call)
+        result = rule.run(with_replicas(call))
         if result is not USE_TORCH:
             return result
         if op in installed.displaced:

@@ -69,12 +69,12 @@ def _written(call: Call) -> set[tuple[int, ...]]:
 
 
 def _inplace(call: Call) -> Any:
-    """Run on full copies, then write each rank's part back."""
+    """Run on full copies, then write each rank's part back. A plain tensor is written itself."""
     written = _written(call)
     tensors = {}
     for slot, tensor in call.tensor_args():
         everything = _gathered(tensor)
-        shares = isinstance(tensor, DTensor) and everything is local_of(tensor)
+        shares = not isinstance(tensor, DTensor) or everything is local_of(tensor)
         tensors[slot] = everything.clone() if slot in written and not shares else everything
     result = call.run(tensors)
     for slot, tensor in call.tensor_args():

@@ -31,7 +31,7 @@ from holdfast.spmd.base.torch_specs import (
 )
 from holdfast.spmd.sharding.gather_fallback import write_back
 from holdfast.spmd.sharding.live_views import add_live_view, live_views, version_of
-from holdfast.spmd.sharding.local_parts import full_tensor, replicated
+from holdfast.spmd.sharding.local_parts import full_tensor, local_part, replicated
 
 
 class GatheredView(DTensor):
@@ -162,9 +162,13 @@ def _refresh(value: GatheredView) -> None:
 
 
 def _update(value: GatheredView, everything: torch.Tensor) -> None:
-    """Update a view from the full contents of its base."""
-    fresh = replicated(_take_views(everything, value._views), value.device_mesh)
-    replace_contents(value, local_of(fresh).clone(), fresh.placements)
+    """Update a view from the full contents of its base, under the placements it has: a caller may have read them."""
+    rows: Any = everything
+    for view in value._views:  # without a lazy conjugate, which no view_as_real takes
+        rows = _take_views(rows, (view,))
+        rows = rows.resolve_conj().resolve_neg() if isinstance(rows, torch.Tensor) else rows
+    part = local_part(rows, value.placements, value.device_mesh)
+    replace_contents(value, part.clone(), value.placements)
 
 
 def _view_operator(value: GatheredView) -> Any:

@@ -80,6 +80,24 @@ def accept_gradients(op: Any, args: Any, kwargs: Any) -> Any:
     return dispatch_again(op, (placed, found, scale), kwargs)
 
 
+def with_replicas(call: Call) -> Call:
+    """Return the call with replicas in place of the plain tensors that torch let pass: rules read placements.
+
+    Those without dims stay, as rules take them for numbers, and so does what the call writes.
+    """
+    if not any(tensor.ndim and not isinstance(tensor, DTensor) for _, tensor in call.tensor_args()):
+        return call
+    written = torch_dispatch.written_positions(call.op)
+
+    def placed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim and not isinstance(value, DTensor):
+            return replicated(value.detach(), call.mesh)
+        return [placed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    values = (value if at in written else placed(value) for at, value in enumerate(call.values))
+    return Call(call.op, tuple(values), call.mesh, call.info)
+
+
 def _are_placed_alike(one: Any, other: Any) -> bool:
     """Return True for DTensors of the same shape, strides and placements, without Partials; dtypes may differ."""
     if type(one) is not DTensor or type(other) is not DTensor:
@@ -127,6 +145,8 @@ def plain_gradients_of(run: Run) -> tuple[str, ...]:
 
 def _refuse_plain(op: Any, args: Any, masks: bool = False) -> None:
     """Raise as torch does: a plain tensor may differ from rank to rank; only masks are taken to be equal."""
+    if torch_dispatch.takes_plain_tensors():
+        return
     for item in tree_leaves(args):
         if not isinstance(item, torch.Tensor) or isinstance(item, DTensor) or item.numel() == 1:
             continue
