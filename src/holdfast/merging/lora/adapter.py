@@ -67,20 +67,25 @@ class Adapter:
             self._sort(key, recipe)
         self.copies = self._check_copies()
 
+    def drop_copies(self, module: str) -> None:
+        """Drop the tensors of an output embedding that are copies of those of the input embedding."""
+        keys = list(self.modules.pop(module, ModuleParts()).keys.values())
+        if f"{module}.weight" in self.full:
+            keys.append(self.full.pop(f"{module}.weight")[0])
+        self.copies += tuple(keys)
+
     def drop_tied_rows(self, exists: Callable[[str], bool]) -> None:
         """Drop the rows of an output embedding that the base does not have: they are a copy of the input embedding's.
 
         Raises Mismatch if the adapter has no such rows for another module.
         """
-        tied = [key for key, module in self._head_tokens.items() if not exists(f"{module}.weight")]
-        for key in tied:
-            module = self._head_tokens[key]
+        for key, module in self._head_tokens.items():
+            if module not in self.modules or exists(f"{module}.weight"):
+                continue
             others = [name for name, own in self.modules.items() if name != module and TOKENS in own.parts]
             if not others:
                 raise Mismatch(f"{self.path}: {key!r}: the base has no weight of {module!r}")
-            self.modules.pop(module, None)
-            self.full.pop(f"{module}.weight", None)
-        self.copies += tuple(tied)
+            self.drop_copies(module)
 
     @property
     def path(self) -> str:

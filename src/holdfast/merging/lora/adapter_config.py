@@ -30,6 +30,7 @@ _NEUTRAL = frozenset(
         "base_model_class",
         "bias",
         "corda_config",
+        "ensure_weight_tying",
         "eva_config",
         "exclude_modules",
         "inference_mode",
@@ -81,6 +82,8 @@ class LoraConfig:
     fan_in_fan_out: bool
     token_indices: Mapping[str, tuple[int, ...]]  # by the ending of a module's name
     base: str | None = None
+    saved_modules: tuple[str, ...] = ()  # modules_to_save: the endings of names of modules
+    ties: bool = False  # modules that the base ties are trained as one
 
     @staticmethod
     def read(data: bytes, where: str) -> LoraConfig:
@@ -115,7 +118,21 @@ class LoraConfig:
             _flag(fields, "fan_in_fan_out", where),
             _token_indices(fields.get("trainable_token_indices"), where),
             base if isinstance(base, str) and base else None,
+            _names(fields, "modules_to_save", where),
+            _flag(fields, "ensure_weight_tying", where),
         )
+
+    def saves(self, key: str) -> bool:
+        """Return True if the module of a tensor is among those that were trained as a whole."""
+        return key.rpartition(".")[0].endswith(self.saved_modules)
+
+    def stated_rows(self, module: str) -> tuple[int, ...] | None:
+        """Return the trained rows that the config states for a module by name, None if it states none."""
+        return next((rows for name, rows in self.token_indices.items() if name and is_module(module, name)), None)
+
+    def rows_of(self, module: str) -> tuple[int, ...]:
+        """Return the trained rows of a module: by its name, or those of the input embeddings."""
+        return self.stated_rows(module) or self.token_indices.get("", ())
 
     def rank_of(self, module: str) -> int:
         """Return the rank that the config states for a module."""
@@ -126,6 +143,11 @@ class LoraConfig:
         alpha = self.alphas.get(_matching(self.alphas, module), self.alpha)
         rank = self.rank_of(module)
         return weight * alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def is_module(module: str, name: str) -> bool:
+    """Return True if a name in trainable_token_indices means a module; "" is the input embeddings."""
+    return not name or module == name or module.endswith(f".{name}")
 
 
 def is_transposed(model_type: object, module: str, stated: bool) -> bool:
@@ -167,6 +189,13 @@ def _number(value: Any, where: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e30:
         raise InvalidArgument(f"{where}: expected a finite number, got {str(value)[:80]}")
     return value if type(value) is int else float(value)
+
+
+def _names(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    found = fields.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
+        raise InvalidArgument(f"{where}: {name}: expected a list of names, got {str(found)[:80]}")
+    return tuple(found)
 
 
 def _flag(fields: Mapping[str, Any], name: str, where: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
-from holdfast.convert.computed import ComputedTensors, rows_per_band
+from holdfast.convert.computed import ComputedTensors
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.open_source import open_source
 from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
@@ -24,10 +24,10 @@ from holdfast.core import limits, names
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import Progress
-from holdfast.layout.box import Box
 from holdfast.merging.lora.adapter_config import MOST_RANK, is_transposed
 from holdfast.merging.lora.borrowed_files import borrow
 from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
+from holdfast.merging.lora.stored_values import is_equal
 from holdfast.merging.lora.truncated_svd import FactorMatrix, LayerDifference, ThinFactors
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
@@ -98,7 +98,7 @@ class PreparedExtraction:
         tensors: dict[str, Recipe[Place]] = {}
         last: list[tuple[LayerDifference, ThinFactors]] = []
         for key, before in group.tensors.items():
-            if _is_equal(before, tuned[key], computed):
+            if is_equal(before, tuned[key], computed):
                 continue
             if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key):
                 self.saved.append(key)
@@ -159,22 +159,6 @@ def _check_equal_keys(base: Checkpoint, group: Group, tuned: Checkpoint, tensors
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise Mismatch("the models do not fit together:\n  " + "\n  ".join(problems[:_SHOWN]) + more)
-
-
-def _is_equal(before: Recipe[Place], after: Recipe[Place], computed: ComputedTensors) -> bool:
-    """Compare two tensors, a band of rows at a time."""
-    if not before.shape:
-        return bool(computed.read(before, Box((), ())) == computed.read(after, Box((), ())))
-    width = 1
-    for size in before.shape[1:]:
-        width *= size
-    step = rows_per_band(width)
-    for begin in range(0, before.shape[0], step):
-        size = min(step, before.shape[0] - begin)
-        box = Box((begin, *(0,) * (len(before.shape) - 1)), (size, *before.shape[1:]))
-        if computed.read(before, box).tobytes() != computed.read(after, box).tobytes():
-            return False
-    return True
 
 
 def extract_adapter(options: ExtractOptions, destination: str | os.PathLike[str], watch: Watch = no_watch) -> Extracted:

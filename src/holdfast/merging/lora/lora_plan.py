@@ -13,7 +13,9 @@ from holdfast.convert.computed import ComputedTensors
 from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.core.names import natural_key
 from holdfast.merging.lora.adapter import TOKENS, Adapter, ModuleParts
-from holdfast.merging.lora.adapter_config import is_transposed
+from holdfast.merging.lora.adapter_config import is_module, is_transposed
+from holdfast.merging.lora.stored_values import is_equal
+from holdfast.merging.lora.tied_head import EMBEDDINGS, HEADS, IsEqual, change_of_tie, tied_head
 from holdfast.merging.lora.weight_changes import (
     BiasChange,
     LowRankChange,
@@ -27,14 +29,6 @@ from holdfast.plan.recipe import Recipe
 
 _SHOWN = 8
 _FLOATS = ("bfloat16", "float16", "float32", "float64")
-_HEADS = ("lm_head.weight", "embed_out.weight")
-_EMBEDDINGS = (
-    "embed_tokens.weight",
-    "wte.weight",
-    "embed_in.weight",
-    "word_embeddings.weight",
-    "tok_embeddings.weight",
-)
 _Recipes = dict[str, Recipe[Place]]
 
 
@@ -52,25 +46,27 @@ class LoraPlan:
     """The tensors of the merged model by key. `vocabulary` is the number of rows if tokens were added."""
 
     tensors: Mapping[str, Recipe[Place]]
+    aliases: Mapping[str, str]
     changed: tuple[str, ...]
     vocabulary: int | None
     unties: bool
+    notes: tuple[str, ...]
 
 
 def plan_lora(base: Checkpoint, group: Group, adapters: Sequence[Adapter], computed: ComputedTensors) -> LoraPlan:
     """Match the adapters with the base. Raises one Mismatch that lists all problems."""
-    planner = _AdapterMatcher(base, group)
+    planner = _AdapterMatcher(base, group, lambda first, second: is_equal(first, second, computed))
     for adapter in adapters:
         planner.add(adapter)
     vocabulary = planner.check_vocabulary()
     if planner.problems:
         more = f"\n  and {len(planner.problems) - _SHOWN} more" if len(planner.problems) > _SHOWN else ""
         raise Mismatch("the adapters do not fit the base:\n  " + "\n  ".join(planner.problems[:_SHOWN]) + more)
-    tensors = dict(group.tensors)
+    tensors = dict(planner.group.tensors)
     for key, weight in planner.changed.items():
         tensors[key] = _merged(key, weight, computed)
     changed = tuple(sorted(planner.changed, key=natural_key))
-    return LoraPlan(tensors, changed, vocabulary, planner.unties)
+    return LoraPlan(tensors, planner.aliases(), changed, vocabulary, planner.unties, tuple(planner.notes))
 
 
 def _merged(key: str, weight: ChangedWeight, computed: ComputedTensors) -> Recipe[Place]:
@@ -85,27 +81,55 @@ def _merged(key: str, weight: ChangedWeight, computed: ComputedTensors) -> Recip
 class _AdapterMatcher:
     """Matches one adapter after the other with the base."""
 
-    def __init__(self, base: Checkpoint, group: Group) -> None:
+    def __init__(self, base: Checkpoint, group: Group, is_equal: IsEqual) -> None:
         self.base = base
-        self.group = group
+        config = base.config() or {}
+        self.group, self.tie = tied_head(config, group, is_equal)
         self.changed: dict[str, ChangedWeight] = {}
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self.unties = False
-        self._model_type = (base.config() or {}).get("model_type")
+        self._is_equal = is_equal
+        self._model_type = config.get("model_type")
         self._by_key: Callable[[str], str] = str
 
     def add(self, adapter: Adapter) -> None:
         self._by_key = self._spelling(adapter)
+        self._match_tie(adapter)
         adapter.drop_tied_rows(lambda key: self._exists(self._by_key(key)))
         for target, (key, recipe) in adapter.full.items():
             self._replace(adapter, self._by_key(target), key, recipe)
         for module, own in adapter.modules.items():
             self._add_module(adapter, module, own)
         for module in adapter.config.token_indices:
-            if not any(self._is_of(name, module) for name, own in adapter.modules.items() if TOKENS in own.parts):
+            if self.tie is not None and self._by_key(f"{module}.weight") == self.tie.head:
+                continue  # the rows of the embedding, which the head shares
+            if not any(is_module(name, module) for name, own in adapter.modules.items() if TOKENS in own.parts):
                 self.problems.append(
                     f"{adapter.path} trains rows of {module or 'the embeddings'}, but has no such tensor"
                 )
+
+    def _match_tie(self, adapter: Adapter) -> None:
+        """Give the head a tensor of its own if the adapter changes one of two tied modules."""
+        if self.tie is None:
+            return
+        try:
+            change = change_of_tie(self.tie, adapter, self._by_key, self._is_equal)
+        except (Mismatch, Unsupported) as problem:
+            self.problems.append(str(problem))
+            return
+        if change.note:
+            self.notes.append(f"{adapter.path}: {change.note}")
+        if change.unties:
+            shared = self._embeddings()[0]
+            self.changed[self.tie.head] = ChangedWeight(shared.base, shared.rows, list(shared.changes))
+            self.unties = True
+            self.tie = None
+
+    def aliases(self) -> dict[str, str]:
+        """Return the aliases of the merged model."""
+        tie = self.tie
+        return {**self.group.aliases, **({tie.head: tie.embedding} if tie is not None and tie.is_alias else {})}
 
     def _spelling(self, adapter: Adapter) -> Callable[[str], str]:
         """Return how keys of the adapter become keys of the base, which may lack or add the prefix "model."."""
@@ -120,7 +144,7 @@ class _AdapterMatcher:
         return max(spellings, key=lambda spell: sum(self._exists(spell(key)) for key in wanted))
 
     def _exists(self, key: str) -> bool:
-        return key in self.group.tensors or key in self.group.aliases
+        return key in self.group.tensors or key in self.group.aliases or key in self.changed
 
     def _weight(self, key: str) -> ChangedWeight | None:
         """Return the weight to change, None if the base does not have it."""
@@ -135,7 +159,7 @@ class _AdapterMatcher:
     def _replace(self, adapter: Adapter, target: str, key: str, recipe: Recipe[Place]) -> None:
         """Put a whole tensor of the adapter (modules_to_save, biases, resized embeddings) in place of the base's."""
         weight = self._weight(target)
-        if weight is None and target.endswith(_HEADS) and len(recipe.shape) == 2:
+        if weight is None and target.endswith(HEADS) and len(recipe.shape) == 2:
             self._untie(target, recipe)
             return
         if weight is None:
@@ -144,7 +168,7 @@ class _AdapterMatcher:
         if weight.changes:
             self.problems.append(f"{adapter.path}: {key!r} would replace what another adapter changed")
             return
-        grows = len(recipe.shape) == 2 and target.endswith((*_EMBEDDINGS, *_HEADS)) and recipe.shape[0] > weight.rows
+        grows = len(recipe.shape) == 2 and target.endswith((*EMBEDDINGS, *HEADS)) and recipe.shape[0] > weight.rows
         if recipe.shape != weight.base.shape and not (grows and recipe.shape[1] == weight.base.shape[1]):
             self.problems.append(_shapes(adapter, key, recipe, target, weight.base.shape))
             return
@@ -155,6 +179,7 @@ class _AdapterMatcher:
     def _untie(self, target: str, recipe: Recipe[Place]) -> None:
         """Add an output embedding that the base ties to its input embedding."""
         self.unties = True
+        self.tie = None
         self.changed[target] = ChangedWeight(recipe.cast(self._embeddings()[0].base.dtype), recipe.shape[0])
 
     def _add_module(self, adapter: Adapter, module: str, own: ModuleParts) -> None:
@@ -250,7 +275,7 @@ class _AdapterMatcher:
     def _add_tokens(
         self, adapter: Adapter, module: str, own: ModuleParts, weight: ChangedWeight, values: Recipe[Place]
     ) -> None:
-        indices = next((i for name, i in adapter.config.token_indices.items() if self._is_of(module, name)), ())
+        indices = adapter.config.rows_of(module)
         key = own.keys[TOKENS]
         if values.shape != (len(indices), weight.base.shape[1]):
             raise Mismatch(
@@ -268,16 +293,11 @@ class _AdapterMatcher:
         weight.rows = rows
         weight.changes.append(TokenRowsChange(indices, values))
 
-    @staticmethod
-    def _is_of(module: str, name: str) -> bool:
-        """Return True if a name in trainable_token_indices means a module; "" is the input embeddings."""
-        return not name or module == name or module.endswith(f".{name}")
-
     def _embeddings(self) -> list[ChangedWeight]:
-        keys = [key for key in self.group.tensors if key.endswith(_EMBEDDINGS)]
+        keys = [key for key in self.group.tensors if key.endswith(EMBEDDINGS)]
         found = [self.changed.get(key) or ChangedWeight(r := self.group.tensors[key], r.shape[0]) for key in keys[:1]]
         if not found:
-            raise Mismatch(f"{self.base.path} has no input embeddings among {', '.join(_EMBEDDINGS)}")
+            raise Mismatch(f"{self.base.path} has no input embeddings among {', '.join(EMBEDDINGS)}")
         return found
 
     def check_vocabulary(self) -> int | None:
@@ -286,8 +306,9 @@ class _AdapterMatcher:
         if not grown:
             return None
         rows = max(grown.values())
-        for key, recipe in self.group.tensors.items():
-            if not key.endswith((*_EMBEDDINGS, *_HEADS)) or len(recipe.shape) != 2:
+        untied = {key: weight.base for key, weight in self.changed.items() if key not in self.group.tensors}
+        for key, recipe in {**self.group.tensors, **untied}.items():
+            if not key.endswith((*EMBEDDINGS, *HEADS)) or len(recipe.shape) != 2:
                 continue
             found = self.changed[key].rows if key in self.changed else recipe.shape[0]
             if found != rows:

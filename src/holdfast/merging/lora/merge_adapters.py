@@ -34,6 +34,7 @@ from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.lora.adapter import Adapter
 from holdfast.merging.lora.borrowed_files import BorrowedFile
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
+from holdfast.merging.lora.tied_head import untied_fields
 from holdfast.merging.merge_stream import one_thread_per_operation, thread_count
 from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Foreign, with_contents
@@ -128,7 +129,7 @@ class PreparedLoraMerge:
         for adapter in self.adapters:
             if adapter.copies:
                 self._notes.append(f"{adapter.path}: PEFT's copies were not needed: {', '.join(adapter.copies)}")
-        self.notes = (*output.notes, *self._notes)
+        self.notes = (*output.notes, *self.plan.notes, *self._notes)
 
     def forecast(self) -> LoraForecast:
         """Return what the merge will write."""
@@ -147,8 +148,7 @@ class PreparedLoraMerge:
         files = _adapter_files(self.adapters)
         stored = [file for adapter in self.adapters for file in adapter.borrowed.stored]
         every = (*self.base.contents.files, *stored, *computed.stored_files())
-        aliases = {} if self.plan.unties else group.aliases
-        groups = {"model": replace(group, kind="module", tensors=self.plan.tensors, aliases=aliases)}
+        groups = {"model": replace(group, kind="module", tensors=self.plan.tensors, aliases=self.plan.aliases)}
         return with_contents(self.base, Contents(groups, every), {}, {**files, **computed.files})
 
     def _side_files(self) -> dict[str, bytes]:
@@ -158,7 +158,7 @@ class PreparedLoraMerge:
             name.removeprefix(folder): data for name, data in side_files(self.base).items() if name.startswith(folder)
         }
         files = {name: data for name, data in every.items() if name not in (RECORD, names.ADAPTER_CONFIG)}
-        fields: dict[str, object] = {"tie_word_embeddings": False} if self.plan.unties else {}
+        fields = untied_fields(self.base.config() or {}) if self.plan.unties else {}
         if self.plan.vocabulary is not None:
             self._notes.append(f"the vocabulary grew to {self.plan.vocabulary} rows")
             own = [adapter for adapter in self.adapters if any(map(_is_tokenizer, adapter.small))]
@@ -216,6 +216,7 @@ class PreparedLoraMerge:
             "adapters": adapters,
             "changed": len(self.plan.changed),
             "tensors": len(self.plan.tensors),
+            "notes": list(self.notes),
         }
         return (json.dumps(record, indent=2) + "\n").encode()
 
@@ -261,7 +262,7 @@ def _with_vocabulary(data: bytes, fields: dict[str, object], plan: LoraPlan) -> 
     """Return a config with the new number of rows, where it states one: a composite model states it for its text."""
     config = strictjson.loads(data, _CONFIG)
     if plan.vocabulary is not None and isinstance(config, dict):
-        text = config.get("text_config")
+        text = fields.get("text_config", config.get("text_config"))
         if isinstance(text, dict) and "vocab_size" in text:
             fields["text_config"] = {**text, "vocab_size": plan.vocabulary}
         if "vocab_size" in config or "text_config" not in fields:
