@@ -159,7 +159,8 @@ def load_sharded(path):
     check(model, optimizer)
 
 
-@pytest.mark.parametrize("writers", [1, 4])
+@pytest.mark.sliced(2)
+@pytest.mark.parametrize("writers", [4, 1])
 def test_dcp_loads_what_was_written_onto_fsdp_and_tp_and_onto_one_rank(source, tmp_path, writers):
     options = ConvertOptions(to="dcp")
     if writers == 1:

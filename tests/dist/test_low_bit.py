@@ -30,6 +30,7 @@ def tensor_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".safetensors"}
 
 
+@pytest.mark.full
 def test_from_two_ranks_to_one(launcher: Launcher, tmp_path: Path) -> None:
     (trained, _) = launcher.values(2, cases.run, str(tmp_path), "AdamW8bit", cases.DIVISIBLE, "two", [])
     ((resumed,),) = launcher.values(1, cases.run, str(tmp_path), "AdamW8bit", cases.DIVISIBLE, "", ["two"])

@@ -100,6 +100,7 @@ def _run(settings: Settings, rules: bool) -> Record:
     return settings.record("tensor/test_fake.py", rules)
 
 
+@pytest.mark.full
 def test_every_end_of_a_test_is_named_and_the_rest_runs(tmp_path: Path) -> None:
     record = _run(_settings(tmp_path, ALL_ENDS, test_s=3.0), False)
     assert {name: outcome.outcome for name, outcome in record.outcomes().items()} == OUTCOMES
