@@ -20,6 +20,7 @@ from tests.cli.calls import call
 from tests.merging.lora import adapters
 
 LAYER = "model.layers.0.self_attn.q_proj.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def tuned(base: Path, path: Path, rank: int, *more: str) -> Path:
@@ -61,6 +62,80 @@ def test_an_adapter_of_the_true_rank_is_the_tuned_model(tmp_path: Path, kind: st
     assert torch.allclose(logits(merged), wanted, atol=1e-4)
     for key in other:
         assert torch.equal(merged.state_dict()[key], adapters.opened(after).state_dict()[key])
+
+
+def opened_by_peft(base: Path, added: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = PeftModel.from_pretrained(adapters.opened(base), added)
+    return model
+
+
+def check_all_ways(base: Path, after: Path, tmp_path: Path) -> Any:
+    """Extract an adapter. PEFT's model, PEFT's merge and ours must be the tuned model. Returns the merged model."""
+    extract_adapter(ExtractOptions(str(base), str(after), 4), tmp_path / "adapter")
+    wanted = logits(adapters.opened(after))
+    model = opened_by_peft(base, tmp_path / "adapter")
+    assert torch.allclose(logits(model), wanted, atol=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        unloaded = model.merge_and_unload()
+    assert torch.allclose(logits(unloaded), wanted, atol=1e-4)
+    merge_lora(tmp_path / "adapter", tmp_path / "merged", base=base)
+    merged = adapters.opened(tmp_path / "merged")
+    assert torch.allclose(logits(merged), wanted, atol=1e-4)
+    return merged
+
+
+@pytest.mark.parametrize(
+    ("kind", "embedding"), [("llama", "model.embed_tokens.weight"), ("gpt2", "transformer.wte.weight")]
+)
+def test_embeddings_that_stay_tied_are_stored_with_the_head(tmp_path: Path, kind: str, embedding: str) -> None:
+    """PEFT keeps the base's head beside embeddings that are stored alone."""
+    options: dict[str, Any] = {"tied": True} if kind == "llama" else {}
+    base = getattr(adapters, kind)(tmp_path / "base", torch.float32, **options)
+    after = tuned(base, tmp_path / "tuned", 4, embedding)
+    assert check_all_ways(base, after, tmp_path).config.tie_word_embeddings
+    found, wanted = (load_all(tmp_path / name) for name in ("merged", "tuned"))
+    assert found.keys() == wanted.keys()
+    assert torch.equal(found[embedding], wanted[embedding])
+
+
+def load_all(folder: Path) -> dict[str, torch.Tensor]:
+    return {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
+
+
+def untied(base: Path, path: Path, *keys: str) -> Path:
+    """A model with a head of its own, of which some tensors were changed."""
+    torch.manual_seed(2)
+    model = adapters.opened(base)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if key in keys:
+                value.add_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("keys", [[HEAD], [EMBEDDING], [HEAD, EMBEDDING], [HEAD, "model.norm.weight"]])
+def test_a_head_that_was_untied_in_training(tmp_path: Path, keys: list[str]) -> None:
+    base = adapters.llama(tmp_path / "base", torch.float32, tied=True)
+    after = untied(base, tmp_path / "tuned", *keys)
+    merged = check_all_ways(base, after, tmp_path)
+    assert not merged.config.tie_word_embeddings
+    state = adapters.opened(after).state_dict()
+    assert all(torch.equal(merged.state_dict()[key], state[key]) for key in keys)
+
+
+def test_a_head_that_was_tied_in_training(tmp_path: Path) -> None:
+    base = untied(adapters.llama(tmp_path / "tied", torch.float32, tied=True), tmp_path / "base", LAYER)
+    after = tuned(tmp_path / "tied", tmp_path / "tuned", 4, EMBEDDING)
+    with torch.no_grad():
+        wanted = logits(adapters.opened(after))
+    extract_adapter(ExtractOptions(str(base), str(after), 96), tmp_path / "adapter")
+    assert torch.allclose(logits(opened_by_peft(base, tmp_path / "adapter")), wanted, atol=1e-4)
 
 
 def test_the_error_is_that_of_the_singular_values_left_out(tmp_path: Path) -> None:

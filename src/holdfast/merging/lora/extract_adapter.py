@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import Progress
 from holdfast.merging.lora.adapter_config import MOST_RANK, is_transposed
 from holdfast.merging.lora.borrowed_files import borrow
+from holdfast.merging.lora.comparable_heads import ComparablePair, comparable_heads
 from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
 from holdfast.merging.lora.stored_values import is_equal
 from holdfast.merging.lora.truncated_svd import FactorMatrix, LayerDifference, ThinFactors
@@ -37,6 +38,7 @@ from holdfast.sources.foreign import Foreign, with_contents
 _FLOATS = ("bfloat16", "float16", "float32")
 _NOT_LINEAR = re.compile(r"(?:.*\.)?(?:\w*embed\w*|wte|wpe|\w*norm\w*|ln_\w+)(?:\.[0-9]+)?\.weight")
 _PREFIX = "base_model.model."
+_NO_MODULES = "dummy-target-modules"  # the value with which PEFT adds no matrices
 _SHOWN = 5
 
 
@@ -77,12 +79,16 @@ class PreparedExtraction:
         self.base, self.tuned = open_source(options.base), open_source(options.tuned)
         (_, group), (_, other) = base_group(self.base), base_group(self.tuned)
         borrowed = borrow(self.tuned, other, "tuned", threading.Lock())
-        _check_equal_keys(self.base, group, self.tuned, borrowed.tensors)
-        self.layers: dict[str, LayerDifference] = {}
-        self.saved: list[str] = []
         computed = ComputedTensors(self.base, borrowed.virtual)
         config = self.base.config() or {}
-        tensors = self._adapter_tensors(group, borrowed.tensors, computed, config.get("model_type"))
+        pair = comparable_heads(
+            config, group, self.tuned.config() or {}, replace(other, tensors=borrowed.tensors), computed
+        )
+        self._pair = pair
+        _check_equal_keys(self.base, pair.base, self.tuned, pair.tuned)
+        self.layers: dict[str, LayerDifference] = {}
+        self.saved: list[str] = []
+        tensors = self._adapter_tensors(pair, computed, config.get("model_type"))
         if not tensors:
             raise NotFound(f"{self.tuned.path} has the weights of {self.base.path}: there is nothing to extract")
         stored = (*self.base.contents.files, *borrowed.stored, *computed.stored_files())
@@ -93,16 +99,16 @@ class PreparedExtraction:
         self.output = sink_named("hf")(Contents(contents.groups, ()), request)
 
     def _adapter_tensors(
-        self, group: Group, tuned: Mapping[str, Recipe[Place]], computed: ComputedTensors, model_type: object
+        self, pair: ComparablePair, computed: ComputedTensors, model_type: object
     ) -> dict[str, Recipe[Place]]:
         tensors: dict[str, Recipe[Place]] = {}
         last: list[tuple[LayerDifference, ThinFactors]] = []
-        for key, before in group.tensors.items():
-            if is_equal(before, tuned[key], computed):
+        for key, before in pair.base.items():
+            if is_equal(before, pair.tuned[key], computed):
                 continue
-            if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key):
+            if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key) or key in pair.tied:
                 self.saved.append(key)
-                tensors[f"{_PREFIX}{key}"] = tuned[key]
+                tensors[f"{_PREFIX}{key}"] = pair.tuned[key]
                 continue
             if before.dtype.name not in _FLOATS:
                 raise Unsupported(
@@ -110,7 +116,7 @@ class PreparedExtraction:
                 )
             rank = min(self.options.rank, *before.shape)
             module = key.removesuffix(".weight")
-            layer = LayerDifference(before, tuned[key], rank, is_transposed(model_type, module, False), last)
+            layer = LayerDifference(before, pair.tuned[key], rank, is_transposed(model_type, module, False), last)
             self.layers[key] = layer
             for name, is_first in (("lora_A", True), ("lora_B", False)):
                 made = f"{_PREFIX}{module}.{name}.weight"
@@ -129,6 +135,7 @@ class PreparedExtraction:
             "alpha_pattern": ranks,
             "base_model_name_or_path": self.options.base,
             "bias": "none",
+            "ensure_weight_tying": self._pair.stays_tied and bool(self._pair.tied & set(self.saved)),
             "fan_in_fan_out": is_transposed(model_type, "", False),
             "inference_mode": True,
             "lora_alpha": rank,
@@ -137,7 +144,7 @@ class PreparedExtraction:
             "peft_type": "LORA",
             "r": rank,
             "rank_pattern": ranks,
-            "target_modules": modules,
+            "target_modules": modules or _NO_MODULES,
             "task_type": "CAUSAL_LM",
         }
         return (json.dumps(fields, indent=2) + "\n").encode()
@@ -149,10 +156,12 @@ class PreparedExtraction:
         )
 
 
-def _check_equal_keys(base: Checkpoint, group: Group, tuned: Checkpoint, tensors: Mapping[str, Recipe[Place]]) -> None:
-    problems = [f"{tuned.path} has no {key!r}" for key in group.tensors if key not in tensors]
-    problems += [f"{base.path} has no {key!r}" for key in tensors if key not in group.tensors]
-    for key, recipe in group.tensors.items():
+def _check_equal_keys(
+    base: Checkpoint, stored: Mapping[str, Recipe[Place]], tuned: Checkpoint, tensors: Mapping[str, Recipe[Place]]
+) -> None:
+    problems = [f"{tuned.path} has no {key!r}" for key in stored if key not in tensors]
+    problems += [f"{base.path} has no {key!r}" for key in tensors if key not in stored]
+    for key, recipe in stored.items():
         if key in tensors and (recipe.shape, recipe.dtype) != (tensors[key].shape, tensors[key].dtype):
             before, after = (f"{r.dtype.name}{list(r.shape)}" for r in (recipe, tensors[key]))
             problems.append(f"{key!r} is {before} in {base.path}, and {after} in {tuned.path}")
