@@ -77,7 +77,7 @@ def test_parameters_of_other_methods_are_noted():
 
 
 @pytest.mark.parametrize(
-    ("source", "tokens", "donor"), [("union", "union", None), ("base", None, None), ("/m/b", "union", "/m/b")]
+    ("source", "tokens", "donor"), [("union", "union", None), ("base", "donor", None), ("/m/b", "donor", "/m/b")]
 )
 def test_the_tokenizer_source(source, tokens, donor):
     options = read(models=models(), tokenizer_source=source)

@@ -83,6 +83,28 @@ def test_a_row_of_several_models_is_their_mean(model, tmp_path):
     assert torch.equal(embedding(tmp_path / "out")[90], expected)
 
 
+def test_the_donors_tokens_only(model, tmp_path):
+    a, b = model("a", ["<x>", "<y>"], 1), model("b", ["<z>", "<x>"], 2)
+    done = holdfast.merge([b, a], tmp_path / "out", weights=[1, 1], tokens="donor", donor=str(a))
+    found, of_a, of_b = (embedding(path) for path in (tmp_path / "out", a, b))
+    assert torch.equal(found[90], ((of_a[90] + of_b[91]) / 2).bfloat16().float())  # both have it
+    assert torch.equal(found[91:], of_a[91:])  # no row of <z>, and <y> only a has
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (a / "tokenizer.json").read_bytes()
+    assert any("0 appended, filled: 1 in b, left out: 1 in b" in note for note in done.notes)
+    table = json.loads((tmp_path / "out" / "merge_record.json").read_text())["tokens"]
+    assert table["appended"] == {} and table["left_out"] == {"a": [], "b": ["<z>"]}
+
+
+@pytest.mark.parametrize("donor", ["a", "b"])
+def test_tokens_past_the_rows_of_their_model_are_not_appended(model, tmp_path, donor):
+    a, b = model("a", ["<x>"], 1), model("b", ["<x>", *(f"<{number}>" for number in range(9))], 2)  # 96 rows each
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="union", donor=str(tmp_path / donor))
+    assert embedding(tmp_path / "out").shape[0] == 96
+    table = json.loads((tmp_path / "out" / "merge_record.json").read_text())["tokens"]
+    assert table["appended"] == ({f"<{number}>": 91 + number for number in range(5)} if donor == "a" else {})
+    assert table["left_out"]["b"] == ([f"<{number}>" for number in range(5, 9)] if donor == "a" else [])
+
+
 def test_padded_rows_never_shrink_and_grow_to_a_multiple(model, tmp_path):
     a, b = model("a", [], 1), model("b", ["<x>"], 2)
     holdfast.merge([b, a], tmp_path / "out", weights=[1, 1], tokens="union")

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 @click.option("--out-dtype", help="Store in this dtype. [default: that of the computation]")
 @click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out matching keys. Repeatable.")
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The maximum size of a file.")
-@click.option("--tokens", help="If the models have other tokens: union joins by token, rows ignores it.")
+@click.option(
+    "--tokens",
+    help="If the models have other tokens: union joins by token, donor too but keeps its own, rows ignores it.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print sizes, problems, memory and time; reads headers, no tensors.")
 @click.option("--force", is_flag=True, help="Replace an existing checkpoint at DST atomically.")
 @click.option("--no-verify", is_flag=True, help="Do not check the digests of the models.")

@@ -51,9 +51,10 @@ def merge(
     for all models. A value is a number, a list of numbers (a gradient from the first to the last layer), or a dict
     from key patterns to either. Side files such as config.json and the tokenizer come from `donor`: by default the
     base, or the first model. `remove` leaves out keys by patterns. `dtype` is the dtype to compute in, `out_dtype` the
-    one to store. `tokens="union"` joins models with other tokens by token, `tokens="rows"` merges them row by row.
-    `seed` decides the random masks of dare and della; with `rng="mergekit"` they are mergekit's, in one process.
-    `verify` checks the digests of the inputs, `force` replaces a checkpoint at the destination.
+    one to store. `tokens="union"` joins models with other tokens by token, `tokens="donor"` does so and keeps the
+    donor's tokens only, `tokens="rows"` merges row by row. `seed` decides the random masks of dare and della; with
+    `rng="mergekit"` they are mergekit's, in one process. `verify` checks the digests of the inputs, `force` replaces a
+    checkpoint at the destination.
 
     Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
     Raises Mismatch, with all problems, if keys or shapes of the models differ. The destination appears when it is

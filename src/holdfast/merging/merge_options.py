@@ -13,7 +13,8 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.merging.parameter_settings import Setting, Settings
 
 RNGS = ("holdfast", "mergekit")
-TOKENS = (None, "union", "rows")  # refuse other tokens, join models by token, or merge them row by row
+# Refuse other tokens, join models by token (all tokens, or the donor's), or merge them row by row.
+TOKENS = (None, "union", "donor", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class MergeOptions:
         if self.rng not in RNGS:
             raise InvalidArgument(f"rng={self.rng!r}: choose one of {', '.join(RNGS)}")
         if self.tokens not in TOKENS:
-            raise InvalidArgument(f"tokens={self.tokens!r}: choose 'union' or 'rows', or leave it out")
+            raise InvalidArgument(f"tokens={self.tokens!r}: choose 'union', 'donor' or 'rows', or leave it out")
         if not self.models:
             raise InvalidArgument("a merge needs at least one model")
         for part in self.slices:

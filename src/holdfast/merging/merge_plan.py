@@ -83,7 +83,8 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     _check_names(method, options)
     _check_base(method, options)
     donor = _donor(options, models, base)
-    tokens = join_tokens(models, donor, base) if options.tokens == "union" else None
+    joins = options.tokens in ("union", "donor")
+    tokens = join_tokens(models, donor, base, append=options.tokens == "union") if joins else None
     outputs, origins = _outputs(options, models, donor)
     for count, has_base in {(len(out.inputs), base in [i.model for i in out.inputs]) for out in outputs}:
         _check_models(method, count, has_base=has_base)

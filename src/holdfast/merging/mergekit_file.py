@@ -75,9 +75,9 @@ class _MergekitReader:
     def _tokens(self) -> tuple[str | None, str | None]:
         """Return how vocabularies are joined, and the model whose tokenizer is copied if it is named."""
         source = self._fields.get("tokenizer_source")
-        if source is None or source == "base":
+        if source is None:
             return None, None
-        return ("union", None) if source == "union" else ("union", self._path(source))
+        return (source if source == "union" else "donor"), None if source in ("union", "base") else self._path(source)
 
     def _slice(self, written: Any, models: list[ModelOptions]) -> SliceOptions:
         self._refuse(written, ("sources", "parameters"), "slices: ")

@@ -1,14 +1,15 @@
-"""Models with other tokens joined by token: the donor keeps its ids, tokens that it lacks are appended.
+"""Models with other tokens joined by token: the donor keeps its ids, tokens that it lacks are appended or left out.
 
 A model without a token gets its row from the base if that has the token, else the mean of the models that have it:
 a method that adds changes to a base then adds none for it. Rows without a token are the donor's in every model.
+A token that is only in a tokenizer, past the rows of its model, is nowhere in use and not appended.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +37,16 @@ class TokenUnion:
     @property
     def note(self) -> str:
         """One line about what was done."""
-        filled = ", ".join(f"{len(tokens)} in {name}" for name, tokens in self.table["filled"].items() if tokens)
-        return f"tokens joined: {len(self.appended)} appended, filled: {filled or 'none'}; {self.rows} rows"
+        filled, left_out = (
+            ", ".join(f"{len(tokens)} in {name}" for name, tokens in self.table[part].items() if tokens)
+            for part in ("filled", "left_out")
+        )
+        without = f", left out: {left_out}" if left_out else ""
+        return f"tokens joined: {len(self.appended)} appended, filled: {filled or 'none'}{without}; {self.rows} rows"
 
 
-def join_tokens(models: Sequence[InputModel], donor: int, base: int | None) -> TokenUnion:
-    """Replace the embeddings of every model by ones with a row for every token of all models.
+def join_tokens(models: Sequence[InputModel], donor: int, base: int | None, *, append: bool) -> TokenUnion:
+    """Replace the embeddings of every model by ones with a row for every token of all models, or of the donor.
 
     Raises Unsupported for a model without tokenizer.json, Mismatch for a tokenizer with other regular tokens.
     """
@@ -51,12 +56,15 @@ def join_tokens(models: Sequence[InputModel], donor: int, base: int | None) -> T
         if difference is not None:
             raise Mismatch(difference)
     keys = [key for key in models[donor].tensors if _VOCABULARY.fullmatch(key)]
-    ids, appended = _joined(tokens, donor)
-    before = max((models[donor].tensors[key].shape[0] for key in keys), default=0)
-    rows = max(before, max(ids.values(), default=-1) + 1)
+    sizes = [_row_count(model, keys) for model in models]
+    known = [own.ids for own in tokens]
+    used = {token for own, size in zip(known, sizes, strict=True) for token, row in own.items() if row < size}
+    ids, appended = _joined(tokens, used if append else set(), donor)
+    before = sizes[donor]
+    rows = max(before, max((row for token, row in ids.items() if token in used), default=-1) + 1)
     if rows > before and before % _STEP == 0:
         rows = -(-rows // _STEP) * _STEP
-    known = [own.ids for own in tokens]
+    ids = {token: row for token, row in ids.items() if row < rows}
     replaced: list[dict[str, TensorSource]] = [{} for _ in models]
     for key in keys:
         sources = tuple(find_tied(model, key) for model in models)
@@ -68,8 +76,12 @@ def join_tokens(models: Sequence[InputModel], donor: int, base: int | None) -> T
     for model, tensors in zip(models, replaced, strict=True):
         model.tensors.update({key: source for key, source in tensors.items() if key in model.tensors})
     filled = {m.name: [t for t in ids if t not in own] for m, own in zip(models, known, strict=True)}
+    left_out = {
+        m.name: [t for t in own.added if t not in known[donor] and t not in appended]
+        for m, own in zip(models, tokens, strict=True)
+    }
     table = {"rows": rows, "rows_before": before, "appended": {t: int(f["id"]) for t, f in appended.items()}}
-    return TokenUnion(rows, appended, {**table, "filled": filled})
+    return TokenUnion(rows, appended, {**table, "filled": filled, "left_out": left_out})
 
 
 def _tokens_of(model: InputModel) -> TokenIds:
@@ -81,14 +93,22 @@ def _tokens_of(model: InputModel) -> TokenIds:
     return found
 
 
-def _joined(tokens: Sequence[TokenIds], donor: int) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
-    """Return the ids of all tokens, and the definitions of those that the donor lacks, with their new ids."""
+def _row_count(model: InputModel, keys: Sequence[str]) -> int:
+    """Return the rows of a model's embeddings; 0 if it has none."""
+    sources = (find_tied(model, key) for key in keys)
+    return max((source.shape[0] for source in sources if source is not None and math.prod(source.shape)), default=0)
+
+
+def _joined(
+    tokens: Sequence[TokenIds], wanted: Collection[str], donor: int
+) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Return the ids of the donor's tokens and the wanted ones, and the definitions of those that it lacks."""
     ids = tokens[donor].ids
     appended: dict[str, dict[str, Any]] = {}
     following = max(ids.values(), default=-1) + 1
     for own in tokens:
         for token, fields in sorted(own.added.items(), key=lambda item: int(item[1]["id"])):
-            if token not in ids:
+            if token not in ids and token in wanted:
                 ids[token] = following
                 appended[token] = {**fields, "id": following}
                 following += 1
