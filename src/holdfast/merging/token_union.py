@@ -96,7 +96,7 @@ def _tokens_of(model: InputModel) -> TokenIds:
 def _row_count(model: InputModel, keys: Sequence[str]) -> int:
     """Return the rows of a model's embeddings; 0 if it has none."""
     sources = (find_tied(model, key) for key in keys)
-    return max((source.shape[0] for source in sources if source is not None and math.prod(source.shape)), default=0)
+    return max((source.shape[0] for source in sources if source is not None and 0 not in source.shape), default=0)
 
 
 def _joined(
