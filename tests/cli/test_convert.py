@@ -1,5 +1,8 @@
+import argparse
+import io
 import json
 import os
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -216,6 +219,52 @@ def test_a_config_can_be_given_for_built_in_names(tmp_path):
     for name, match in (("c.json", "expected a JSON object"), ("none.json", "No such file")):
         found = call("convert", source, tmp_path / "d", "--map", "fused", "--config", tmp_path / name).exception
         assert isinstance(found, HoldfastError) and match in str(found)
+
+
+def test_a_checkpoint_of_megatron_with_padded_tokens_becomes_a_model_that_opens(tmp_path):
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=61, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"architectures": ["LlamaForCausalLM"]}))
+    hub = model.state_dict()
+    megatron: dict[str, Any] = {
+        "embedding.word_embeddings.weight": torch.cat([hub["model.embed_tokens.weight"], torch.ones(67, 32)]),
+        "output_layer.weight": torch.cat([hub["lm_head.weight"], torch.ones(67, 32)]),
+        "decoder.final_layernorm.weight": hub["model.norm.weight"],
+    }
+    for n in range(2):
+        ours, own = f"model.layers.{n}", f"decoder.layers.{n}"
+        parts = [hub[f"{ours}.self_attn.{name}_proj.weight"].view(2, -1, 32) for name in "qkv"]
+        up = [hub[f"{ours}.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+        megatron |= {
+            f"{own}.self_attention.linear_qkv.weight": torch.cat(parts, 1).reshape(-1, 32),
+            f"{own}.self_attention.linear_qkv.layer_norm_weight": hub[f"{ours}.input_layernorm.weight"],
+            f"{own}.self_attention.linear_qkv._extra_state": torch.zeros(3, dtype=torch.uint8),
+            f"{own}.self_attention.core_attention._extra_state": io.BytesIO(b"not used"),
+            f"{own}.self_attention.linear_proj.weight": hub[f"{ours}.self_attn.o_proj.weight"],
+            f"{own}.mlp.linear_fc1.weight": torch.cat(up),
+            f"{own}.mlp.linear_fc1.layer_norm_weight": hub[f"{ours}.post_attention_layernorm.weight"],
+            f"{own}.mlp.linear_fc2.weight": hub[f"{ours}.mlp.down_proj.weight"],
+        }
+    args = argparse.Namespace(num_layers=2, params_dtype=torch.float32)
+    torch.save({"model": megatron, "args": args, "iteration": 7}, tmp_path / "model_optim_rng.pt")
+
+    options = ("--map", "llama-from-megatron", "--config", tmp_path / "config.json", "--to", "hf")
+    command = ("convert", tmp_path / "model_optim_rng.pt", tmp_path / "out", *options)
+    assert "lm_head.weight: [61, 32] float32" in call(*command, "--dry-run", "--explain").output
+    done = call(*command)
+    assert done.exit_code == 0, done.exception
+    assert "embedding.word_embeddings.weight: dropped rows 61 to 127" in done.output
+    assert "dropped 2 _extra_state" in done.output and "open it with" in done.output
+
+    opened, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens = torch.arange(20)[None]
+    assert torch.equal(opened(tokens).logits, model(tokens).logits)
 
 
 def test_how_to_open_it_is_said_where_that_works(tmp_path):

@@ -80,7 +80,7 @@ def test_what_hugging_face_and_paddle_leave_out_is_said(tmp_path):
     done = convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="hf"))
     assert done.notes == (
         "a Hugging Face folder stores only the model: omitted note, odd, optimizer",
-        "the source has no config.json: from_pretrained needs the model's config.json in the folder",
+        "the source has no config.json: from_pretrained needs it; give it with --config FILE",
     )
     done = convert(tmp_path / "a", tmp_path / "c", ConvertOptions(to="paddle"))
     assert "a Paddle checkpoint stores a model and its optimizer: omitted note, odd" in done.notes

@@ -80,7 +80,9 @@ _HINTS = {
 )
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The maximum size of a file.")
 @click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, if it affects their order.")
-@click.option("--config", metavar="FILE", help="The model's config.json for built-in mappings, if SRC has none.")
+@click.option(
+    "--config", metavar="FILE", help="The model's config.json, if SRC has none: for built-in mappings and DST."
+)
 @click.option(
     "--linear-weights",
     metavar="ORDER",
@@ -125,6 +127,7 @@ def command(
     holdfast convert runs/llama small --only model --remove "*.rotary_emb.inv_freq"
     holdfast convert deepseek-fp8 deepseek --to hf --dequantize bfloat16
     holdfast convert llama llama-fp8 --to hf --quantize fp8-block128
+    holdfast convert megatron/iter_0001000 llama --to hf --map llama-from-megatron-dist --config config.json
     torchrun --nproc-per-node 8 -m holdfast convert SRC DST
 
     If SRC is a run's root, its newest step is converted, or --step. Tensors are streamed a few blocks at a

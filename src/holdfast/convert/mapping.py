@@ -1,4 +1,4 @@
-"""The mapping of a conversion: programs per module applied to the source or explained, and equal scalars."""
+"""The mapping of a conversion: programs per module applied to the source or explained, equal scalars, notes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.convert.megatron_extras import leads_to_hub, without_extras
 from holdfast.convert.select import is_model
 from holdfast.core.errors import Damaged, Unsupported
 from holdfast.format import strictjson
@@ -31,28 +32,37 @@ class MappingOptions:
     config: Mapping[str, Any] | None = None
 
 
-def map_source(
-    contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]
-) -> tuple[Contents, tuple[EqualScalars, ...]]:
-    """Return the mapped contents, and the scalars that must be equal for the mapping to be valid."""
+@dataclass(frozen=True, slots=True)
+class MappedSource:
+    """The mapped contents, the scalars that must be equal for the mapping to be valid, and what was dropped."""
+
+    contents: Contents
+    equal_scalars: tuple[EqualScalars, ...]
+    notes: tuple[str, ...]
+
+
+def map_source(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> MappedSource:
+    """Apply the mapping of each module."""
     if options.tp_degree is not None:
         contents = replace(contents, tp_degree=options.tp_degree)
     same: list[EqualScalars] = []
-    for module, program in _programs(contents, options, side_files).items():
+    found, notes = _programs(contents, options, side_files)
+    for module, program in found.items():
         result = map_contents(contents, module, program, target_tp=contents.tp_degree)
         if result.kept:
             kept = ", ".join(sorted(result.kept)[:5])
             raise Unsupported(f"{kept}: the mapping keeps the initial value, but a conversion has none; remove `_ ->`")
         contents = result.contents
         same += result.equal_scalars
-    return contents, tuple(same)
+    return MappedSource(contents, tuple(same), notes)
 
 
 def explain_mapping(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> tuple[str, ...]:
     """Return a line for every target of the mapping with its sources, and for every removed or unused key."""
     degree = options.tp_degree or contents.tp_degree
     lines: list[str] = []
-    for module, program in _programs(contents, options, side_files).items():
+    found, _ = _programs(contents, options, side_files)
+    for module, program in found.items():
         group = contents.groups[module]
         keys = [TensorSpec(key, recipe.dtype, recipe.shape) for key, recipe in group.tensors.items()]
         aliases = [TensorSpec(a, group.tensors[k].dtype, group.tensors[k].shape) for a, k in group.aliases.items()]
@@ -60,18 +70,29 @@ def explain_mapping(contents: Contents, options: MappingOptions, side_files: Map
     return tuple(lines)
 
 
-def _programs(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> dict[str, Program]:
+def _programs(
+    contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]
+) -> tuple[dict[str, Program], tuple[str, ...]]:
+    """Return the programs by module, and notes about what they drop."""
     if options.written is None:
-        return {}
+        return {}, ()
     modules = [name for name, group in contents.groups.items() if is_model(name, group) and "/" not in name]
-    override = options.config
+
+    def config(module: str) -> Mapping[str, Any] | None:
+        if options.config is not None:
+            return options.config
+        return config_of(side_files) if module == "model" else None
 
     def model_info(module: str) -> ModelInfo:
         stored = contents.groups[module].tensors
-        config = override if override is not None else config_of(side_files) if module == "model" else None
-        return ModelInfo(config, targets=stored) if options.reverse else ModelInfo(config, stored)
+        return ModelInfo(config(module), targets=stored) if options.reverse else ModelInfo(config(module), stored)
 
-    return programs(options.written, modules, model_info, reverse=options.reverse)
+    found = programs(options.written, modules, model_info, reverse=options.reverse)
+    notes: list[str] = []
+    for module, program in found.items() if leads_to_hub(options.written, reverse=options.reverse) else ():
+        found[module], dropped = without_extras(program, contents.groups[module].tensors, config(module))
+        notes += dropped
+    return found, tuple(notes)
 
 
 def config_of(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:

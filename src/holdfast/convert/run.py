@@ -30,7 +30,7 @@ from holdfast.convert.plans import kept_mappings, kept_plans, plans_for_format
 from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.quantize import QuantizeOptions, quantized
 from holdfast.convert.select import cast_models, check_scales_kept, model_dtype, select_contents
-from holdfast.convert.sidefiles import side_files, with_dtype
+from holdfast.convert.sidefiles import side_files, with_config, with_dtype
 from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest
 from holdfast.convert.spans import first_touches, plan_spans, spans_of_rank
@@ -92,11 +92,12 @@ class Conversion:
             raise Unsupported(f"{source.path} cannot be converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
         source = _with_uint16_as(source, options.uint16)
-        recoded = _recoded(source, side_files(source), options)
+        recoded = _recoded(source, with_config(side_files(source), options.to, options.mapping), options)
         self.source = as_paddle(recoded.source) if options.to == "paddle" else as_torch(recoded.source)
         self.options = options
         self._small = small = recoded.files
-        contents, self.same = map_source(self.source.contents, options.mapping, small)
+        mapped = map_source(self.source.contents, options.mapping, small)
+        contents, self.same = mapped.contents, mapped.equal_scalars
         if options.to == "paddle":
             check_transposes(self.source.contents, contents)
         oriented = self._oriented(contents)
@@ -108,7 +109,7 @@ class Conversion:
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
-        self._notes = (*recoded.notes, *oriented.notes, *self._notes)
+        self._notes = (*recoded.notes, *mapped.notes, *oriented.notes, *self._notes)
         plans, plan_notes = plans_for_format(plans, self.contents, options.to)
         self._notes += plan_notes
         manifest = source.manifest

@@ -1,4 +1,4 @@
-"""Small files copied with a model: configs, tokenizers, templates; the dtype in config.json after a cast."""
+"""Small files copied with a model: configs, tokenizers, templates; a config.json given; its dtype after a cast."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.convert.mapping import MappingOptions
+from holdfast.convert.megatron_extras import leads_to_hub
 from holdfast.core import names
 from holdfast.core.names import is_plain
 from holdfast.format import strictjson
@@ -16,6 +18,7 @@ from holdfast.sources.foreign import Foreign
 _NOT_COPIED = (".index.json", "trainer_state.json")
 _CONFIG = "config.json"
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
+_WITH_CONFIG = ("hf", "holdfast")  # formats that transformers opens
 
 
 def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
@@ -30,6 +33,18 @@ def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 def _is_copied(name: str) -> bool:
     own = name in (names.MANIFEST, names.STATE) or names.is_tensor_file(name)
     return is_plain(name) and not own and not name.endswith(_NOT_COPIED)
+
+
+def with_config(files: Mapping[str, bytes], form: str, mapping: MappingOptions) -> dict[str, bytes]:
+    """Return the files, with the config.json that the user gives for a source without one.
+
+    Not for a built-in mapping away from the hub's names: from_pretrained would open the result, and give
+    initial values to the weights that it does not find.
+    """
+    to_hub = mapping.written is None or leads_to_hub(mapping.written, reverse=mapping.reverse) is not False
+    if mapping.config is None or _CONFIG in files or form not in _WITH_CONFIG or not to_hub:
+        return dict(files)
+    return {**files, _CONFIG: (json.dumps(mapping.config, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
 def with_dtype(files: Mapping[str, bytes], dtype: DType | None) -> dict[str, bytes]:

@@ -106,7 +106,8 @@ class InputModel:
         self.lock = threading.Lock()  # a checkpoint is not thread-safe
         self.small: Mapping[str, bytes] = side_files(source)
         mapping = MappingOptions(written=options.mapping)
-        contents, self._same = map_source(self.source.contents, mapping, self.small)
+        mapped = map_source(self.source.contents, mapping, self.small)
+        contents, self._same = mapped.contents, mapped.equal_scalars
         self.group_name, group = _model_group(contents, source.path)
         if dtype is not None:
             group = with_masters(self.group_name, group, dtype_named(dtype), contents.groups)

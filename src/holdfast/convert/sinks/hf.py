@@ -48,7 +48,7 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
     if others:
         notes.insert(0, f"a Hugging Face folder stores only the model: omitted {', '.join(others)}")
     if f"{names.group_folder(name)}config.json" not in request.side_files:
-        notes.append("the source has no config.json: from_pretrained needs the model's config.json in the folder")
+        notes.append("the source has no config.json: from_pretrained needs it; give it with --config FILE")
     return Output(tuple(tensor_files(name, planned, tensors)), small_files, tuple(notes))
 
 

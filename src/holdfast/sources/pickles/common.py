@@ -90,6 +90,7 @@ COMMON: Names = {
     **{(module, "slice"): _slice for module in _BUILTINS},
     **{(module, name): None for module in _BUILTINS for name in _TYPES},
     **records("argparse", "Namespace"),
+    **records("_io", "BytesIO"),
     **records("pathlib", *_PATHS),
     **records("pathlib._local", *_PATHS),
 }
