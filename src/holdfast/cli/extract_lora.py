@@ -28,7 +28,7 @@ def command(base: str, tuned: str, destination: str, rank: int, force: bool, no_
 
     Every changed weight of a linear layer becomes two matrices, by truncated singular value
     decomposition. The table shows what they lose: the relative error of the change, 0 if the rank
-    suffices. Other changed tensors (embeddings, norms, biases) are stored whole, as modules_to_save.
+    suffices. Other changed tensors (embeddings, norms, biases) are stored whole.
     Takes the memory of the largest changed matrix. PeftModel.from_pretrained opens DST.
     """
     from holdfast.merging.lora.extract_adapter import Extracted, ExtractOptions, extract_adapter

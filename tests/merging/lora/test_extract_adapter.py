@@ -17,6 +17,7 @@ from holdfast.merging.lora.extract_adapter import ExtractOptions, extract_adapte
 from holdfast.merging.lora.merge_lora_call import merge_lora
 from holdfast.merging.lora.truncated_svd import thin_factors
 from tests.cli.calls import call
+from tests.merging import models
 from tests.merging.lora import adapters
 
 LAYER = "model.layers.0.self_attn.q_proj.weight"
@@ -103,6 +104,41 @@ def test_embeddings_that_stay_tied_are_stored_with_the_head(tmp_path: Path, kind
 
 def load_all(folder: Path) -> dict[str, torch.Tensor]:
     return {key: value for file in folder.glob("*.safetensors") for key, value in load_file(file).items()}
+
+
+BIASES = ("q_proj.bias", "v_proj.bias")
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("qwen2", ("q_proj.weight", "q_proj.bias")),
+        ("qwen2", ("q_proj.weight", *BIASES, "input_layernorm.weight")),
+        ("qwen2", BIASES),
+        ("gpt2", ("c_attn.weight", "c_attn.bias", "ln_1.weight", "ln_2.bias", "ln_f.weight", "ln_f.bias")),
+        ("gpt2", ("ln_f.weight", "c_fc.bias")),
+        ("gpt2", ("wte.weight", "c_proj.weight", "c_proj.bias", "wpe.weight")),
+    ],
+)
+def test_changed_biases_are_opened_by_peft(tmp_path: Path, family: str, changed: tuple[str, ...]) -> None:
+    """A layer whose weight and bias changed; a module of which one tensor changed; biases alone."""
+    base = models.write(tmp_path / "base", family, dtype=torch.float32, tied=family == "gpt2")
+    (base / "generation_config.json").unlink()
+    torch.manual_seed(2)
+    model = adapters.opened(base)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if key.endswith(("_proj.weight", "c_attn.weight")) and key.endswith(changed):
+                value.add_((torch.randn(value.shape[0], 4) @ torch.randn(4, value.shape[1])) * 0.05)
+            elif key.endswith(changed):
+                value.add_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(tmp_path / "tuned")
+    merged = check_all_ways(base, tmp_path / "tuned", tmp_path)
+    state = adapters.opened(tmp_path / "tuned").state_dict()
+    for key in state:
+        assert torch.allclose(merged.state_dict()[key], state[key], atol=1e-5), key
+        if key.endswith(changed) and (key.endswith("bias") or "ln_" in key or "norm" in key):
+            assert torch.equal(merged.state_dict()[key], state[key]), key
 
 
 def untied(base: Path, path: Path, *keys: str) -> Path:

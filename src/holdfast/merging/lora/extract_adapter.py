@@ -30,6 +30,7 @@ from holdfast.merging.lora.comparable_heads import ComparablePair, comparable_he
 from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
 from holdfast.merging.lora.stored_values import is_equal
 from holdfast.merging.lora.truncated_svd import FactorMatrix, LayerDifference, ThinFactors
+from holdfast.merging.lora.whole_tensors import whole_tensors
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
@@ -108,7 +109,6 @@ class PreparedExtraction:
                 continue
             if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key) or key in pair.tied:
                 self.saved.append(key)
-                tensors[f"{_PREFIX}{key}"] = pair.tuned[key]
                 continue
             if before.dtype.name not in _FLOATS:
                 raise Unsupported(
@@ -121,7 +121,8 @@ class PreparedExtraction:
             for name, is_first in (("lora_A", True), ("lora_B", False)):
                 made = f"{_PREFIX}{module}.{name}.weight"
                 tensors[made] = computed.add(made, FactorMatrix(layer, is_first))
-        return tensors
+        self._whole = whole_tensors(self.saved, self.layers, pair.tuned)
+        return tensors | {f"{_PREFIX}{name}": pair.tuned[key] for name, key in self._whole.names.items()}
 
     def _config(self, model_type: object) -> bytes:
         rank = self.options.rank
@@ -134,13 +135,13 @@ class PreparedExtraction:
         fields = {
             "alpha_pattern": ranks,
             "base_model_name_or_path": self.options.base,
-            "bias": "none",
+            "bias": "all" if self._whole.biases else "none",
             "ensure_weight_tying": self._pair.stays_tied and bool(self._pair.tied & set(self.saved)),
             "fan_in_fan_out": is_transposed(model_type, "", False),
             "inference_mode": True,
             "lora_alpha": rank,
             "lora_dropout": 0.0,
-            "modules_to_save": sorted({key.rpartition(".")[0] for key in self.saved}) or None,
+            "modules_to_save": list(self._whole.modules) or None,
             "peft_type": "LORA",
             "r": rank,
             "rank_pattern": ranks,
