@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from holdfast.core.errors import InvalidArgument, Mismatch, NotFound
+from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.merging.lora.extract_adapter import ExtractOptions, extract_adapter
 from holdfast.merging.lora.merge_lora_call import merge_lora
 from holdfast.merging.lora.truncated_svd import thin_factors
@@ -20,6 +20,7 @@ from tests.cli.calls import call
 from tests.merging import models
 from tests.merging.lora import adapters
 
+PT = {"format": "pt"}
 LAYER = "model.layers.0.self_attn.q_proj.weight"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -224,6 +225,53 @@ def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="--rank 0"):
         ExtractOptions(str(base), str(other), 0)
     assert not (tmp_path / "adapter").exists()
+
+
+def test_a_tensor_that_the_base_does_not_have_is_named(tmp_path: Path) -> None:
+    base = adapters.llama(tmp_path / "base", torch.float32)
+    after = tuned(base, tmp_path / "tuned", 4)
+    save_file({**load_all(after), "model.value_head.weight": torch.ones(2, 96)}, after / "model.safetensors", PT)
+    with pytest.raises(Mismatch, match=r"has 'model\.value_head\.weight', which no module of .* has.*--remove model"):
+        extract_adapter(ExtractOptions(str(base), str(after), 4), tmp_path / "adapter")
+    call("convert", after, tmp_path / "less", "--to", "hf", "--remove", "model.value_head.weight")
+    assert extract_adapter(ExtractOptions(str(base), str(tmp_path / "less"), 4), tmp_path / "adapter").errors
+    for name, value in (("zeros", 0.0), ("ones", 1.0)):
+        (tmp_path / name).mkdir()
+        save_file({**load_all(base), "extra": torch.full((2,), value)}, tmp_path / name / "model.safetensors", PT)
+    with pytest.raises(Unsupported, match="'extra' was changed, but belongs to no module"):
+        extract_adapter(ExtractOptions(str(tmp_path / "zeros"), str(tmp_path / "ones"), 4), tmp_path / "other")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("key", [LAYER, "model.norm.weight", EMBEDDING])
+@pytest.mark.parametrize("which", ["base", "tuned"])
+def test_elements_that_are_not_finite_are_named(tmp_path: Path, value: float, key: str, which: str) -> None:
+    base = adapters.llama(tmp_path / "base")
+    tuned(base, tmp_path / "tuned", 4)
+    file = next(file for file in (tmp_path / which).glob("*.safetensors") if key in load_file(file))
+    tensors = load_file(file)
+    tensors[key].view(-1)[3] = value
+    save_file(tensors, file, PT)
+    match = rf"'{key}' has NaN or infinite elements \(1\) in .*{which}, {file.name}"
+    with pytest.raises(Unsupported, match=match):
+        extract_adapter(ExtractOptions(str(base), str(tmp_path / "tuned"), 4), tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_models_of_other_dtypes_or_sizes_name_the_way_out(tmp_path: Path) -> None:
+    base = adapters.llama(tmp_path / "base")
+    model = adapters.opened(tuned(base, tmp_path / "tuned", 4)).float()
+    model.save_pretrained(tmp_path / "wide")
+    with pytest.raises(Mismatch, match="cast one of them first: `holdfast convert TUNED DST --to hf --dtype bfloat16`"):
+        extract_adapter(ExtractOptions(str(base), str(tmp_path / "wide"), 4), tmp_path / "adapter")
+    call("convert", tmp_path / "wide", tmp_path / "cast", "--to", "hf", "--dtype", "bfloat16")
+    extract_adapter(ExtractOptions(str(base), str(tmp_path / "cast"), 4), tmp_path / "adapter")
+    model.bfloat16().resize_token_embeddings(303, mean_resizing=False)
+    model.save_pretrained(tmp_path / "grown")
+    with pytest.raises(Mismatch, match="resize the base first: `holdfast resize-vocab BASE DST --size 303`"):
+        extract_adapter(ExtractOptions(str(base), str(tmp_path / "grown"), 4), tmp_path / "other")
+    call("resize-vocab", base, tmp_path / "larger", "--size", 303)
+    extract_adapter(ExtractOptions(str(tmp_path / "larger"), str(tmp_path / "grown"), 4), tmp_path / "other")
 
 
 def test_the_command_prints_the_error_of_every_layer(tmp_path: Path) -> None:

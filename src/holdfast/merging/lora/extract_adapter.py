@@ -28,7 +28,8 @@ from holdfast.merging.lora.adapter_config import MOST_RANK, is_transposed
 from holdfast.merging.lora.borrowed_files import borrow
 from holdfast.merging.lora.comparable_heads import ComparablePair, comparable_heads
 from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
-from holdfast.merging.lora.stored_values import is_equal
+from holdfast.merging.lora.stored_values import is_equal, not_finite
+from holdfast.merging.lora.tied_head import EMBEDDINGS, HEADS
 from holdfast.merging.lora.truncated_svd import FactorMatrix, LayerDifference, ThinFactors
 from holdfast.merging.lora.whole_tensors import whole_tensors
 from holdfast.plan.contents import Contents, Group
@@ -40,6 +41,7 @@ _FLOATS = ("bfloat16", "float16", "float32")
 _NOT_LINEAR = re.compile(r"(?:.*\.)?(?:\w*embed\w*|wte|wpe|\w*norm\w*|ln_\w+)(?:\.[0-9]+)?\.weight")
 _PREFIX = "base_model.model."
 _NO_MODULES = "dummy-target-modules"  # the value with which PEFT adds no matrices
+_BORROWED = "tuned:"  # what the names of the tuned model's files begin with
 _SHOWN = 5
 
 
@@ -79,7 +81,7 @@ class PreparedExtraction:
         self.options = options
         self.base, self.tuned = open_source(options.base), open_source(options.tuned)
         (_, group), (_, other) = base_group(self.base), base_group(self.tuned)
-        borrowed = borrow(self.tuned, other, "tuned", threading.Lock())
+        borrowed = borrow(self.tuned, other, _BORROWED.rstrip(":"), threading.Lock())
         computed = ComputedTensors(self.base, borrowed.virtual)
         config = self.base.config() or {}
         pair = comparable_heads(
@@ -107,6 +109,8 @@ class PreparedExtraction:
         for key, before in pair.base.items():
             if is_equal(before, pair.tuned[key], computed):
                 continue
+            for model, recipe in ((self.base, before), (self.tuned, pair.tuned[key])):
+                _check_finite(key, model, recipe, computed)
             if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key) or key in pair.tied:
                 self.saved.append(key)
                 continue
@@ -157,18 +161,41 @@ class PreparedExtraction:
         )
 
 
+def _check_finite(key: str, model: Checkpoint, recipe: Recipe[Place], computed: ComputedTensors) -> None:
+    found = not_finite(recipe, computed)
+    if found:
+        files = ", ".join(sorted({place.file.removeprefix(_BORROWED) for place in recipe.sources()}))
+        raise Unsupported(
+            f"{key!r} has NaN or infinite elements ({found:,}) in {model.path}, {files}: no adapter makes that change"
+        )
+
+
 def _check_equal_keys(
     base: Checkpoint, stored: Mapping[str, Recipe[Place]], tuned: Checkpoint, tensors: Mapping[str, Recipe[Place]]
 ) -> None:
     problems = [f"{tuned.path} has no {key!r}" for key in stored if key not in tensors]
-    problems += [f"{base.path} has no {key!r}" for key in tensors if key not in stored]
+    problems += [
+        f"{tuned.path} has {key!r}, which no module of {base.path} has: an adapter only changes its base; leave the "
+        f"tensor out first: `holdfast convert TUNED DST --to hf --remove {key}`"
+        for key in tensors
+        if key not in stored
+    ]
     for key, recipe in stored.items():
         if key in tensors and (recipe.shape, recipe.dtype) != (tensors[key].shape, tensors[key].dtype):
             before, after = (f"{r.dtype.name}{list(r.shape)}" for r in (recipe, tensors[key]))
-            problems.append(f"{key!r} is {before} in {base.path}, and {after} in {tuned.path}")
+            way_out = _way_out(key, recipe, tensors[key])
+            problems.append(f"{key!r} is {before} in {base.path}, and {after} in {tuned.path}{way_out}")
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise Mismatch("the models do not fit together:\n  " + "\n  ".join(problems[:_SHOWN]) + more)
+
+
+def _way_out(key: str, before: Recipe[Place], after: Recipe[Place]) -> str:
+    if before.shape == after.shape and before.dtype.name in _FLOATS:
+        return f"; cast one of them first: `holdfast convert TUNED DST --to hf --dtype {before.dtype.name}`"
+    if key.endswith((*EMBEDDINGS, *HEADS)) and before.shape[1:] == after.shape[1:]:
+        return f"; resize the base first: `holdfast resize-vocab BASE DST --size {after.shape[0]}`"
+    return ""
 
 
 def extract_adapter(options: ExtractOptions, destination: str | os.PathLike[str], watch: Watch = no_watch) -> Extracted:
