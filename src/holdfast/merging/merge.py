@@ -22,7 +22,7 @@ from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.input_verification import verifying
 from holdfast.merging.merge_options import MergeOptions, model_names
 from holdfast.merging.merge_plan import MergePlan, plan_merge
-from holdfast.merging.merge_record import merge_record
+from holdfast.merging.merge_record import merge_record, not_finite_note
 from holdfast.merging.merge_stream import (
     blocks_of,
     blocks_of_rank,
@@ -38,7 +38,6 @@ from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
 
 BLOCK_BYTES = 8 * limits.MIB  # each thread has one in memory
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +105,7 @@ class PreparedMerge:
         if removed.keys:
             lines.append(f"removed {len(removed.keys)} tensors, {removed.bytes:,} bytes")
         if self._not_finite:
-            keys = [f"{key} ({count:,})" for key, count in sorted(self._not_finite.items())]
-            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-            lines.append(f"elements are NaN or infinite in {', '.join(keys[:_SHOWN])}{more}")
+            lines.append(not_finite_note(self._not_finite))
         return tuple(lines)
 
     def _digested(self) -> list[DigestedFiles]:

@@ -11,6 +11,8 @@ from holdfast.merging.merge_plan import MergePlan
 from holdfast.merging.parameter_settings import Settings
 from holdfast.version import __version__
 
+_SHOWN = 5
+
 
 def merge_record(
     options: MergeOptions, plan: MergePlan, digests: Sequence[Mapping[str, str]], not_finite: Mapping[str, int]
@@ -49,6 +51,13 @@ def merge_record(
         "bytes": sum(tensor.bytes for tensor in plan.tensors.values()),
     }
     return (json.dumps(record, indent=2) + "\n").encode()
+
+
+def not_finite_note(counts: Mapping[str, int]) -> str:
+    """Return a note about the output tensors that have NaN or infinite elements, by key with their number."""
+    keys = [f"{key} ({count:,})" for key, count in sorted(counts.items())]
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return f"elements are NaN or infinite in {', '.join(keys[:_SHOWN])}{more}"
 
 
 def _written(settings: Settings) -> dict[str, Any]:

@@ -234,6 +234,26 @@ def test_damage_of_an_adapter_is_found(saved: tuple[Path, Path], tmp_path: Path)
     assert not (tmp_path / "merged").exists()
 
 
+def test_elements_that_are_not_finite_are_counted_by_key(
+    saved: tuple[Path, Path], changed: Path, tmp_path: Path
+) -> None:
+    """As in a merge of models: in a note, and in the record. PEFT's merge has the same elements."""
+    tensors = load_file(changed / WEIGHTS)
+    tensors[f"{Q}.lora_B.weight"][5, 0] = float("nan")
+    norm = torch.ones(96)
+    norm[[1, 2]] = float("inf")
+    with_tensors(changed, **{f"{Q}.lora_B.weight": tensors[f"{Q}.lora_B.weight"]})
+    with_tensors(changed, **{"base_model.model.model.norm.weight": norm})
+    done = merge_lora(changed, tmp_path / "merged", base=saved[0])
+    assert f"elements are NaN or infinite in {CHANGED} (96), model.norm.weight (2)" in done.notes
+    record = json.loads((tmp_path / "merged" / "merge_record.json").read_text())
+    assert record["not_finite"] == {CHANGED: 96, "model.norm.weight": 2}
+    state, wanted = adapters.opened(tmp_path / "merged").state_dict(), adapters.merged_by_peft(saved[0], changed)
+    assert torch.equal(state[CHANGED].isnan(), wanted[CHANGED].isnan())
+    assert done.notes == merge_lora(changed, tmp_path / "again", base=saved[0]).notes
+    assert "elements are NaN" in call("merge", saved[0], tmp_path / "c", "--lora", changed).output
+
+
 def test_the_record_has_inputs_digests_and_weights(saved: tuple[Path, Path], tmp_path: Path) -> None:
     base, added = saved
     merge_lora([added], tmp_path / "merged", base=base, weights=[0.5])

@@ -51,6 +51,7 @@ class LoraPlan:
     vocabulary: int | None
     unties: bool
     notes: tuple[str, ...]
+    computed: Mapping[str, MergedWeight]  # the changed weights that are no whole tensors of an adapter
 
 
 def plan_lora(base: Checkpoint, group: Group, adapters: Sequence[Adapter], computed: ComputedTensors) -> LoraPlan:
@@ -63,19 +64,21 @@ def plan_lora(base: Checkpoint, group: Group, adapters: Sequence[Adapter], compu
         more = f"\n  and {len(planner.problems) - _SHOWN} more" if len(planner.problems) > _SHOWN else ""
         raise Mismatch("the adapters do not fit the base:\n  " + "\n  ".join(planner.problems[:_SHOWN]) + more)
     tensors = dict(planner.group.tensors)
+    merged = {key: _merged(weight) for key, weight in planner.changed.items() if weight.changes}
     for key, weight in planner.changed.items():
-        tensors[key] = _merged(key, weight, computed)
+        if key not in merged:
+            tensors[key] = weight.base
+            continue
+        recipe = computed.add(key, merged[key])
+        tensors[key] = recipe if len(weight.base.shape) == 2 else recipe.squeezed(0)
     changed = tuple(sorted(planner.changed, key=natural_key))
-    return LoraPlan(tensors, planner.aliases(), changed, vocabulary, planner.unties, tuple(planner.notes))
+    return LoraPlan(tensors, planner.aliases(), changed, vocabulary, planner.unties, tuple(planner.notes), merged)
 
 
-def _merged(key: str, weight: ChangedWeight, computed: ComputedTensors) -> Recipe[Place]:
-    if not weight.changes:
-        return weight.base
+def _merged(weight: ChangedWeight) -> MergedWeight:
     if len(weight.base.shape) == 1:
-        made = MergedWeight(weight.base.unsqueezed(0), 1, tuple(weight.changes))
-        return computed.add(key, made).squeezed(0)
-    return computed.add(key, MergedWeight(weight.base, weight.rows, tuple(weight.changes)))
+        return MergedWeight(weight.base.unsqueezed(0), 1, tuple(weight.changes))
+    return MergedWeight(weight.base, weight.rows, tuple(weight.changes))
 
 
 class _AdapterMatcher:

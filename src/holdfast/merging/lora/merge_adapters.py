@@ -26,7 +26,7 @@ from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, SinkRequest
 from holdfast.core import limits, names
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
-from holdfast.core.ranks import Ranks, SingleProcess
+from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.format import strictjson
 from holdfast.merging.donor_files import RECORD, with_fields
@@ -34,7 +34,9 @@ from holdfast.merging.input_digests import DigestedFiles, InputDigests
 from holdfast.merging.lora.adapter import Adapter
 from holdfast.merging.lora.borrowed_files import BorrowedFile
 from holdfast.merging.lora.lora_plan import LoraPlan, plan_lora
+from holdfast.merging.lora.stored_values import not_finite
 from holdfast.merging.lora.tied_head import untied_fields
+from holdfast.merging.merge_record import not_finite_note
 from holdfast.merging.merge_stream import one_thread_per_operation, thread_count
 from holdfast.plan.contents import Contents, Group
 from holdfast.sources.foreign import Foreign, with_contents
@@ -113,6 +115,8 @@ class PreparedLoraMerge:
         self.group_name, group = base_group(self.base)
         computed = ComputedTensors(self.base, _adapter_files(self.adapters))
         self.plan = plan_lora(self.base, group, self.adapters, computed)
+        self._computed = computed
+        self._not_finite: dict[str, int] = {}
         self.source = self._virtual_source(group, computed)
         self._record = b""
         self._notes: list[str] = []
@@ -129,7 +133,12 @@ class PreparedLoraMerge:
         for adapter in self.adapters:
             if adapter.copies:
                 self._notes.append(f"{adapter.path}: PEFT's copies were not needed: {', '.join(adapter.copies)}")
-        self.notes = (*output.notes, *self.plan.notes, *self._notes)
+        self._notes[:0] = [*output.notes, *self.plan.notes]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user. Elements that are not finite are known once the tensors were written."""
+        return (*self._notes, *([not_finite_note(self._not_finite)] if self._not_finite else ()))
 
     def forecast(self) -> LoraForecast:
         """Return what the merge will write."""
@@ -184,8 +193,23 @@ class PreparedLoraMerge:
             reports = stream_output(
                 self.source, self.output, BLOCK_BYTES, ranks, attempt, progressed, verify=self.options.verify
             )
+            self._not_finite = self._count_not_finite(ranks)
             self._record = self._written_record(digests.collect(thread_count(ranks)))
         return reports
+
+    def _count_not_finite(self, ranks: Ranks) -> dict[str, int]:
+        """Return how many elements of each changed tensor are NaN or infinite, if any are."""
+        whole = [key for key in self.plan.changed if key not in self.plan.computed][ranks.rank :: ranks.world]
+
+        def count() -> dict[str, dict[int, int]]:
+            found = {key: {0: not_finite(self.plan.tensors[key], self._computed)} for key in whole}
+            return found | {key: dict(weight.not_finite) for key, weight in self.plan.computed.items()}
+
+        bands: dict[str, dict[int, int]] = {}
+        for answer in run_on_all_ranks(ranks, count):
+            for key, own in answer.items():
+                bands.setdefault(key, {}).update(own)  # ranks that share a band count the same elements
+        return {key: total for key, own in sorted(bands.items()) if (total := sum(own.values()))}
 
     def _digested(self) -> list[DigestedFiles]:
         lock = threading.Lock()
@@ -216,6 +240,7 @@ class PreparedLoraMerge:
             "adapters": adapters,
             "changed": len(self.plan.changed),
             "tensors": len(self.plan.tensors),
+            "not_finite": self._not_finite,
             "notes": list(self.notes),
         }
         return (json.dumps(record, indent=2) + "\n").encode()

@@ -67,6 +67,7 @@ class MergedWeight:
     base: Recipe[Place]
     rows: int
     changes: tuple[WeightChange, ...]
+    not_finite: dict[int, int] = field(default_factory=dict, compare=False)  # by first row of a computed band
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,6 +93,9 @@ class MergedWeight:
         value = base.rows(begin, end)
         for change in self.changes:
             value = change.apply(value, base, begin, end)
+        bad = value.numel() - int(value.isfinite().sum())
+        if bad:
+            self.not_finite[begin] = bad
         raw: RawArray = value.contiguous().view(torch.uint8).numpy().view(f"u{self.dtype.bytes}")
         return raw
 
