@@ -99,6 +99,17 @@ def test_killed_and_resumed_is_the_same_run(launcher: Launcher, wholes: Path, tm
     require_same_run(whole, SCENARIOS[name].kill_and_resume(launcher, tmp_path, seed=0))
 
 
+def test_a_finished_run_that_is_started_again_trains_nothing(launcher: Launcher, tmp_path: Path):
+    """Trainer alone would train a step beyond max_steps at every start, if that is amid an epoch."""
+    given = (RUNS, "run", str(tmp_path / "run"), {"max_steps": 5, "save_steps": 4})
+    first, again = (launcher.values(1, call, *given, environment=ENVIRONMENT)[0] for _ in range(2))
+    assert first["step"] == 5 and first["first"] == 0
+    assert again["trained"] == []
+    assert {key: again[key] for key in ("step", "steps", "weights")} == {
+        key: first[key] for key in ("step", "steps", "weights")
+    }
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -214,7 +214,7 @@ class RunEngine:
             if has_optimizer and self._memory.leaves_room:
                 self._prepare_quietly(ranks, self.background, state)
         if step is not None and ranks.rank == 0 and self.last_report is not None and self.last_report.is_partial:
-            self._warnings.add(str(self.last_report))
+            self._warnings.add(f"restored step {step}, not all of it as it was saved: {self.last_report}")
         return step
 
     def peek(self, ranks: Ranks, request: RestoreRequest) -> Peek | None:

@@ -206,6 +206,9 @@ class TrainerPlugin:
             self._note_best(self.trainer.state)
             if not args.ignore_data_skip:
                 epoch, steps = self.resume.record["position"]["epoch"], self.resume.record["position"]["steps"]
+            state = self.trainer.state
+            if state.global_step >= state.max_steps:  # Trainer would look at that after one step more
+                epoch, steps = state.num_train_epochs, 0
         self.counter.start(epoch, steps)
         return epoch, steps * accumulation
 
