@@ -254,6 +254,45 @@ def test_elements_that_are_not_finite_are_counted_by_key(
     assert "elements are NaN" in call("merge", saved[0], tmp_path / "c", "--lora", changed).output
 
 
+@pytest.mark.parametrize(
+    ("dropped", "match"),
+    [
+        (".layers.1.", "target_modules has .*layers.1.* and 2 more, for which the adapter has no matrices"),
+        (".k_proj.", "target_modules has .*layers.0.self_attn.k_proj'.*incomplete"),
+        ("model.norm.", "modules_to_save has 'model.norm.weight', for which the adapter has no tensor"),
+    ],
+)
+def test_an_adapter_that_lacks_tensors_of_its_config_is_refused(
+    saved: tuple[Path, Path], tmp_path: Path, dropped: str, match: str
+) -> None:
+    """PEFT leaves modules without matrices as they were, and says nothing."""
+    added = adapters.adapter(saved[0], tmp_path / "adapter", target_modules=LINEAR, modules_to_save=["model.norm"])
+    tensors = load_file(added / WEIGHTS)
+    kept = {key: value for key, value in tensors.items() if dropped not in key}
+    assert 0 < len(kept) < len(tensors)
+    save_file(kept, added / WEIGHTS)
+    refused(saved[0], added, tmp_path, Mismatch, match)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": LINEAR, "layers_to_transform": [1]},
+        {"target_modules": [*LINEAR, "query", "c_attn"]},
+        {"target_modules": LINEAR, "exclude_modules": ["layers.0.self_attn.q_proj"]},
+        {"target_modules": "all-linear"},
+        {"target_modules": r"model\.layers\.1\..*_proj"},
+        {"target_modules": ["model.layers.0.self_attn.q_proj"], "modules_to_save": ["layers.1.mlp"]},
+    ],
+)
+def test_modules_that_the_config_does_not_mean_may_be_absent(
+    saved: tuple[Path, Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    added = adapters.adapter(saved[0], tmp_path / "adapter", **options)
+    merge_lora(added, tmp_path / "merged", base=saved[0])
+    compare(tmp_path / "merged", adapters.merged_by_peft(saved[0], added))
+
+
 def test_the_record_has_inputs_digests_and_weights(saved: tuple[Path, Path], tmp_path: Path) -> None:
     base, added = saved
     merge_lora([added], tmp_path / "merged", base=base, weights=[0.5])

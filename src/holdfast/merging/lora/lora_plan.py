@@ -14,6 +14,7 @@ from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.core.names import natural_key
 from holdfast.merging.lora.adapter import TOKENS, Adapter, ModuleParts
 from holdfast.merging.lora.adapter_config import is_module, is_transposed
+from holdfast.merging.lora.missing_modules import missing_modules
 from holdfast.merging.lora.stored_values import is_equal
 from holdfast.merging.lora.tied_head import EMBEDDINGS, HEADS, IsEqual, change_of_tie, tied_head
 from holdfast.merging.lora.weight_changes import (
@@ -104,6 +105,10 @@ class _AdapterMatcher:
             self._replace(adapter, self._by_key(target), key, recipe)
         for module, own in adapter.modules.items():
             self._add_module(adapter, module, own)
+        adapted = list(map(self._spelled, adapter.modules))
+        whole = list(map(self._by_key, adapter.full))
+        for lack in missing_modules(adapter.config, self.group.tensors, adapted, whole, self._spelled):
+            self.problems.append(f"{adapter.path}: {lack}")
         for module in adapter.config.token_indices:
             if self.tie is not None and self._by_key(f"{module}.weight") == self.tie.head:
                 continue  # the rows of the embedding, which the head shares
@@ -145,6 +150,9 @@ class _AdapterMatcher:
             lambda key: key.removeprefix("transformer."),
         )
         return max(spellings, key=lambda spell: sum(self._exists(spell(key)) for key in wanted))
+
+    def _spelled(self, module: str) -> str:
+        return self._by_key(f"{module}.weight").removesuffix(".weight")
 
     def _exists(self, key: str) -> bool:
         return key in self.group.tensors or key in self.group.aliases or key in self.changed
