@@ -238,3 +238,17 @@ def test_wrong_sources(tmp_path: Path) -> None:
         holdfast.plan_memory(tmp_path / "missing")
     with pytest.raises(InvalidArgument, match="give a path or a module"):
         holdfast.plan_memory(3)
+
+
+@pytest.mark.parametrize("kind", ["config", "checkpoint", "module"])
+@pytest.mark.parametrize(("tp", "expected"), [(1, []), (2, []), (4, ["2 key"]), (3, ["4 attention", "2 key"])])
+def test_heads_that_do_not_divide_are_noted(tmp_path: Path, kind: str, tp: int, expected: list[str]) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 48, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 1}
+    model: Any = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes))
+    model.save_pretrained(tmp_path)
+    source: Any = {"config": tmp_path / "config.json", "checkpoint": tmp_path, "module": model}[kind]
+    notes = [note for note in holdfast.plan_memory(source, tp=tp).notes if "heads do not divide" in note]
+    assert [" ".join(note.split()[:2]) for note in notes] == expected
+    assert all(f"by tp={tp}" in note for note in notes)

@@ -21,6 +21,7 @@ from holdfast.sizes.saved_state import SavedState
 
 _MOST_RANKS = 64  # arenas of larger runs are planned for the first rank of each stage
 _SHOWN_KEYS = 3
+_HEADS = ("num_attention_heads", "n_head", "num_heads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,5 +120,21 @@ def _notes(rules: PlacementRules, model: ModelTensors, shape: RunShape, planned:
     if whole:
         more = f" and {len(whole) - _SHOWN_KEYS} more" if len(whole) > _SHOWN_KEYS else ""
         yield f"every tensor-parallel rank holds {', '.join(whole[:_SHOWN_KEYS])}{more} whole"
+    yield from _undivided_heads(model.config, shape.tp)
     if len(planned) < shape.world:
         yield f"arenas were planned for {len(planned)} of {shape.world} ranks"
+
+
+def _undivided_heads(config: Mapping[str, Any], tp: int) -> Iterator[str]:
+    """Yield a note for each number of heads of attention that tensor parallelism does not divide."""
+    text = config.get("text_config")
+    fields = {**config, **(text if isinstance(text, dict) else {})}
+    heads = next((fields[name] for name in _HEADS if type(fields.get(name)) is int), None)
+    if heads is not None and heads % tp:
+        yield f"{heads} attention heads do not divide by tp={tp}: a head would be split, which most code refuses"
+    shared = fields.get("num_key_value_heads")
+    if type(shared) is int and shared != heads and shared % tp:
+        yield (
+            f"{shared} key and value heads do not divide by tp={tp}: k_proj and v_proj are counted as split, but most "
+            "tensor-parallel implementations hold whole heads, some of them on several ranks"
+        )

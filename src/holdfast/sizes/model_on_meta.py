@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def model_of_config(path: Path) -> ModelTensors:
         method = fields["quantization_config"].get("quant_method", "a method without a name")
         notes.append(f"config.json asks for quantization by {method}: sizes are those of the model before it")
     made = model_of_module(module, str(path))
-    return ModelTensors(made.tensors, made.aliases, made.origin, (*made.notes, *notes))
+    return replace(made, notes=(*made.notes, *notes), config=fields)
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
@@ -97,7 +98,14 @@ def model_of_module(module: nn.Module, origin: str = "a module") -> ModelTensors
         of_file = dtype_named(dtype.stored)
         tensors.append(ModelTensor(key, of_file, dtype, shape, first in view.parameters, first in trained))
     aliases = {alias: key for alias, key in view.ties.items() if key in sources}
-    return ModelTensors(tuple(tensors), aliases, origin, notes)
+    return ModelTensors(tuple(tensors), aliases, origin, notes, _config_of(view.module))
+
+
+def _config_of(module: Any) -> dict[str, Any]:
+    """Return the fields of the config of a model of transformers, empty for another module."""
+    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
+    fields = to_dict() if callable(to_dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _sources(operation: Any) -> list[str]:

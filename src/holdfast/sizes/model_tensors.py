@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import Unsupported
 from holdfast.format.dtypes import DType, dtype_named
@@ -46,6 +46,7 @@ class ModelTensors:
     aliases: Mapping[str, str]
     origin: str
     notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)  # the fields of config.json, where there is one
 
     @property
     def parameters(self) -> int:
@@ -63,7 +64,8 @@ def model_of_checkpoint(checkpoint: Checkpoint) -> ModelTensors:
     notes: tuple[str, ...] = ()
     if quantized:
         notes = (f"{len(quantized)} quantized weights stay as they are stored, and are not trained",)
-    return ModelTensors(tensors, dict(checkpoint.contents.groups[group].aliases), checkpoint.path, notes)
+    aliases = dict(checkpoint.contents.groups[group].aliases)
+    return ModelTensors(tensors, aliases, checkpoint.path, notes, checkpoint.config() or {})
 
 
 def _tensor_of(tensor: StoredTensor, *, is_fixed: bool) -> ModelTensor:
