@@ -3,6 +3,8 @@
 import os
 import secrets
 
+import pytest
+
 from holdfast.checkpoint.shared_memory import Arena, create_file, unlink_file
 from holdfast.doctor import memory_checks
 from holdfast.doctor.diagnosis import Verdict
@@ -47,6 +49,49 @@ def test_a_missing_shared_memory_is_a_change(tmp_path, monkeypatch):
     finding = memory_checks.check_shared_memory(needs(10**9))
     assert finding.verdict is Verdict.CHANGE
     assert "mount -t tmpfs -o size=2g" in finding.commands[0]
+
+
+def limited(tmp_path, monkeypatch, groups, files):
+    (tmp_path / "own").write_text(groups)
+    for name, content in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    monkeypatch.setattr(memory_checks, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory_checks, "CONTROL_GROUPS", tmp_path / "groups")
+    return memory_checks.check_memory_limit(needs(80 * 10**9))
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/\n", {"memory.max": "64000000000\n"}),
+        ("0::/job/step\n", {"job/memory.max": "64000000000\n", "job/step/memory.max": "max\n"}),
+        ("0::/of/the/host\n", {"memory.max": "64000000000\n"}),
+        ("4:cpu,memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "64000000000\n"}),
+    ],
+)
+def test_a_memory_limit_below_the_state_is_a_change(tmp_path, monkeypatch, groups, files):
+    finding = limited(tmp_path, monkeypatch, groups, files)
+    assert finding.verdict is Verdict.CHANGE
+    assert "64.00 GB" in finding.text and "80.00 GB" in finding.text
+    assert finding.remedy == "allow 96 GB on top of what training takes"
+    assert "Kubernetes: resources.limits.memory" in finding.commands
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "text"),
+    [
+        ("0::/\n", {}, "none"),
+        ("0::/\n", {"memory.max": "max\n"}, "none"),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "none"),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "90000000000\n"}, "90.00 GB"),
+    ],
+)
+def test_a_memory_limit_that_is_enough_or_not_there_is_ok(tmp_path, monkeypatch, groups, files, text):
+    finding = limited(tmp_path, monkeypatch, groups, files)
+    assert finding.verdict is Verdict.OK
+    assert text in finding.text
 
 
 def test_the_limit_of_locked_memory_counts_for_gpus_only_and_against_the_state(tmp_path):

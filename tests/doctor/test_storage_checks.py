@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,11 @@ def test_free_space_is_compared_with_one_more_step(tmp_path):
     full = by_check(tmp_path, RunNeeds(10**18, 1, 1, "step 4"))["free space"]
     assert full.verdict is Verdict.CHANGE
     assert f"holdfast gc {tmp_path} --keep 'last(2)' --dry-run" in full.commands
+
+
+def test_free_space_that_a_file_system_does_not_say_is_a_note(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=1))
+    assert by_check(tmp_path)["free space"].verdict is Verdict.NOTE
 
 
 def test_a_folder_of_another_user_cannot_be_written(tmp_path):

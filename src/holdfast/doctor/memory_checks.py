@@ -1,4 +1,4 @@
-"""Checks of memory: the size of /dev/shm against what saves need, and how much memory a process may lock."""
+"""Checks of memory: the room in /dev/shm, the limit of a container or job, how much memory a process may lock."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from holdfast.doctor.run_needs import RunNeeds
 from holdfast.writer.arena_card import is_held_file
 
 SHARED_MEMORY = Path("/dev/shm")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+_NO_LIMIT = 1 << 60  # the kernel writes "max", or a number near the largest
 _MAY_LOCK = 1 << 14  # CAP_IPC_LOCK: no limit applies
 
 
@@ -74,6 +77,56 @@ def _arena_bytes() -> tuple[int, int]:
         else:
             left += size
     return held, left
+
+
+def check_memory_limit(needs: RunNeeds) -> Diagnosis:
+    """Compare the memory limit of a container or job with what the captures of this host take: they count toward it."""
+    check = "memory limit"
+    limit = _memory_limit()
+    if limit is None:
+        return Diagnosis.ok(check, "none on this container or job")
+    allowed = f"this container or job may use {size_text(limit)} of memory, shared memory included"
+    if not needs.origin or limit >= needs.host_bytes:
+        return Diagnosis.ok(check, allowed)
+    least = _gigabytes(needs.host_bytes)
+    return Diagnosis.change(
+        check,
+        f"{allowed}, but a save needs {size_text(needs.host_bytes)} on each host ({needs.origin}): "
+        "the kernel kills a process that goes beyond the limit",
+        f"allow {least} GB on top of what training takes",
+        "docker run --memory=...",
+        "Slurm: #SBATCH --mem=...",
+        "Kubernetes: resources.limits.memory",
+    )
+
+
+def _memory_limit() -> int | None:
+    """Return the least memory limit of the control groups of this process, of either version; None without one."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return None
+    limits: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, name = CONTROL_GROUPS, "memory.max"
+        if controllers:
+            base, name = CONTROL_GROUPS / "memory", "memory.limit_in_bytes"
+        folder = base / path.lstrip("/")  # in a container the path may be the host's: then only the base is there
+        for level in (folder, *folder.parents):
+            if level.is_relative_to(base):
+                limits += _limit_in(level / name)
+    return min(limits, default=None)
+
+
+def _limit_in(file: Path) -> list[int]:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return []  # the first group of a host has no such file
+    return [int(text)] if text.isdigit() and int(text) < _NO_LIMIT else []
 
 
 def check_page_locking(needs: RunNeeds, *, has_gpus: bool) -> Diagnosis:

@@ -172,6 +172,8 @@ def _check_space(folder: Path, needs: RunNeeds, *, measured: bool) -> Diagnosis:
     check = "free space"
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
+    if not status.f_blocks:
+        return Diagnosis.note(check, f"not known: the file system of {folder} does not say")
     room = f"{size_text(free)} free"
     if status.f_files and status.f_favail < _FEW_FILES:
         return Diagnosis.change(
