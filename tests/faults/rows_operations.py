@@ -197,7 +197,7 @@ UNFIT: dict[str, dict[str, tuple[Spoil, str]]] = {
     "extract-lora": {
         "another shape": (_model_with("tuned", **{f"{UP}.weight": OTHER_SHAPE}), "bfloat16[131, 140]"),
         "a missing tensor": (_model_with("tuned", **{f"{UP}.weight": None}), "has no"),
-        "one tensor more": (_model_with("tuned", extra=torch.ones(2)), "has no 'extra'"),
+        "one tensor more": (_model_with("tuned", extra=torch.ones(2)), "has 'extra', which no module of"),
         "values that are not finite": (
             _model_with("tuned", **{f"{UP}.weight": torch.full((130, 140), float("nan")).bfloat16()}),
             "finite",
