@@ -221,19 +221,21 @@ def test_a_config_can_be_given_for_built_in_names(tmp_path):
         assert isinstance(found, HoldfastError) and match in str(found)
 
 
-def test_a_checkpoint_of_megatron_with_padded_tokens_becomes_a_model_that_opens(tmp_path):
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_checkpoint_of_megatron_with_padded_tokens_becomes_a_model_that_opens(tmp_path, tied):
     transformers: Any = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=61, tie_word_embeddings=False,
+        vocab_size=61, tie_word_embeddings=tied,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     (tmp_path / "config.json").write_text(json.dumps(config.to_diff_dict() | {"architectures": ["LlamaForCausalLM"]}))
     hub = model.state_dict()
+    padded = torch.cat([hub["model.embed_tokens.weight"], torch.ones(67, 32)])
     megatron: dict[str, Any] = {
-        "embedding.word_embeddings.weight": torch.cat([hub["model.embed_tokens.weight"], torch.ones(67, 32)]),
-        "output_layer.weight": torch.cat([hub["lm_head.weight"], torch.ones(67, 32)]),
+        "embedding.word_embeddings.weight": padded,
+        "output_layer.weight": padded if tied else torch.cat([hub["lm_head.weight"], torch.ones(67, 32)]),
         "decoder.final_layernorm.weight": hub["model.norm.weight"],
     }
     for n in range(2):

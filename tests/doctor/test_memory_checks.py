@@ -85,13 +85,19 @@ def test_a_memory_limit_below_the_state_is_a_change(tmp_path, monkeypatch, group
         ("0::/\n", {}, "none"),
         ("0::/\n", {"memory.max": "max\n"}, "none"),
         ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "none"),
-        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "90000000000\n"}, "90.00 GB"),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "96000000000\n"}, "96.00 GB"),
     ],
 )
 def test_a_memory_limit_that_is_enough_or_not_there_is_ok(tmp_path, monkeypatch, groups, files, text):
     finding = limited(tmp_path, monkeypatch, groups, files)
     assert finding.verdict is Verdict.OK
     assert text in finding.text
+
+
+def test_a_memory_limit_that_leaves_little_beside_the_state_is_a_note(tmp_path, monkeypatch):
+    finding = limited(tmp_path, monkeypatch, "0::/\n", {"memory.max": "80000000001\n"})
+    assert finding.verdict is Verdict.NOTE
+    assert finding.remedy == "allow 96 GB on top of what training takes"
 
 
 def test_the_limit_of_locked_memory_counts_for_gpus_only_and_against_the_state(tmp_path):

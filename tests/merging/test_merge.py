@@ -255,7 +255,7 @@ def test_a_file_of_mergekit_takes_what_it_has_no_fields_for(folder, tmp_path):
     a, b, base = (str(folder(seed=seed)) for seed in (1, 2, 3))
     fields = {"merge_method": "dare_linear", "base_model": base, "parameters": {"density": 0.5, "weight": 1}}
     (tmp_path / "mk.yaml").write_text(json.dumps({**fields, "models": [{"model": a}, {"model": b}]}))
-    beside: dict[str, Any] = {"seed": 5, "rng": "mergekit", "max_shard_size": 5000}
+    beside: dict[str, Any] = {"seed": 5, "rng": "mergekit", "max_shard_size": 5000, "tokens": "rows"}
     options: dict[str, Any] = {"method": "dare_linear", "weights": [1, 1], "densities": [0.5, 0.5], **beside}
     holdfast.merge([a, b], tmp_path / "flags", base=base, **options)
     holdfast.merge(tmp_path / "mk.yaml", tmp_path / "file", **beside)
@@ -263,6 +263,9 @@ def test_a_file_of_mergekit_takes_what_it_has_no_fields_for(folder, tmp_path):
         same(tensors(tmp_path / "flags"), tensors(tmp_path / "file"))
         and len(list((tmp_path / "file").glob("*.safetensors"))) > 1
     )
+    with pytest.raises(InvalidArgument, match="tokens: with a file"):  # it has a source of its own
+        (tmp_path / "own.yaml").write_text(json.dumps({**fields, "models": [{"model": a}], "tokenizer_source": "base"}))
+        holdfast.merge(tmp_path / "own.yaml", tmp_path / "no", tokens="rows")
     with pytest.raises(InvalidArgument, match="dtype: with a file"):
         holdfast.merge(tmp_path / "mk.yaml", tmp_path / "no", dtype="float32")
 

@@ -95,6 +95,22 @@ def test_the_donors_tokens_only(model, tmp_path):
     assert table["appended"] == {} and table["left_out"] == {"a": [], "b": ["<z>"]}
 
 
+def test_the_donors_tokens_of_models_without_a_tokenizer_json(tmp_path):
+    a, b = write(tmp_path / "a", seed=1), write(tmp_path / "b", seed=2)
+    for path in (a, b):
+        (path / "tokenizer.model").write_bytes(b"pieces")
+    holdfast.merge([a, b], tmp_path / "out", weights=[1, 1], tokens="donor")
+    assert same(tensors(tmp_path / "out"), tensors(_rows(a, b, tmp_path)))
+    (b / "tokenizer.model").write_bytes(b"others")
+    with pytest.raises(Mismatch, match=r"tokenizer\.model of .*b is not that of .*a"):
+        holdfast.merge([a, b], tmp_path / "no", weights=[1, 1], tokens="donor")
+
+
+def _rows(a, b, folder):
+    holdfast.merge([a, b], folder / "rows", weights=[1, 1], tokens="rows")
+    return folder / "rows"
+
+
 @pytest.mark.parametrize("donor", ["a", "b"])
 def test_tokens_past_the_rows_of_their_model_are_not_appended(model, tmp_path, donor):
     a, b = model("a", ["<x>"], 1), model("b", ["<x>", *(f"<{number}>" for number in range(9))], 2)  # 96 rows each

@@ -90,7 +90,10 @@ def _programs(
     found = programs(options.written, modules, model_info, reverse=options.reverse)
     notes: list[str] = []
     for module, program in found.items() if leads_to_hub(options.written, reverse=options.reverse) else ():
-        found[module], dropped = without_extras(program, contents.groups[module].tensors, config(module))
+        group = contents.groups[module]
+        stored = {**group.tensors, **{alias: group.tensors[key] for alias, key in group.aliases.items()}}
+        result = config_of(side_files) if module == "model" else None  # it goes along, and not the one given
+        found[module], dropped = without_extras(program, stored, config(module) if result is None else result)
         notes += dropped
     return found, tuple(notes)
 

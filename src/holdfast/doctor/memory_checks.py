@@ -86,9 +86,15 @@ def check_memory_limit(needs: RunNeeds) -> Diagnosis:
     if limit is None:
         return Diagnosis.ok(check, "none on this container or job")
     allowed = f"this container or job may use {size_text(limit)} of memory, shared memory included"
-    if not needs.origin or limit >= needs.host_bytes:
-        return Diagnosis.ok(check, allowed)
     least = _gigabytes(needs.host_bytes)
+    if not needs.origin or limit >= least * 10**9:
+        return Diagnosis.ok(check, allowed)
+    if limit >= needs.host_bytes:
+        return Diagnosis.note(
+            check,
+            f"{allowed}, and a save alone needs {size_text(needs.host_bytes)} on each host ({needs.origin})",
+            f"allow {least} GB on top of what training takes",
+        )
     return Diagnosis.change(
         check,
         f"{allowed}, but a save needs {size_text(needs.host_bytes)} on each host ({needs.origin}): "

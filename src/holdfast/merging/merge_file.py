@@ -16,7 +16,7 @@ from holdfast.merging.merge_options import MergeOptions, ModelOptions, SliceOpti
 from holdfast.merging.mergekit_file import mergekit_options
 
 MODEL_FIELDS = ("path", "name", "mapping")
-BESIDE_MERGEKIT = ("seed", "rng", "max_shard_size")
+BESIDE_MERGEKIT = ("seed", "rng", "max_shard_size", "tokens")
 _OUTPUT_FIELDS = ("donor", "dtype", "out_dtype", "max_shard_size", "seed", "rng", "tokens")
 _FIELDS = ("method", "models", "slices", "base", "parameters", "remove", *_OUTPUT_FIELDS)
 
@@ -25,12 +25,13 @@ def read_merge_file(path: str | os.PathLike[str], others: Mapping[str, Any] | No
     """Return the options in a file. Paths in it are relative to its folder; in a file of mergekit to this folder.
 
     `others` are options given beside the file. A file of mergekit has no fields for some (`BESIDE_MERGEKIT`), which its
-    own command line takes; any other raises InvalidArgument.
+    own command line takes, or one in their place: `tokens` for tokenizer_source. Any other raises InvalidArgument.
     """
     others = others or {}
     fields = _load(Path(path).expanduser())
     is_mergekit = "merge_method" in fields
     refused = [name for name in others if not (is_mergekit and name in BESIDE_MERGEKIT)]
+    refused += ["tokens"] if is_mergekit and "tokens" in others and fields.get("tokenizer_source") else []
     if refused:
         raise InvalidArgument(f"{refused[0]}: with a file, write it into the file {os.fspath(path)}")
     if is_mergekit:

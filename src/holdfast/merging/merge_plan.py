@@ -19,7 +19,7 @@ from holdfast.merging.methods.base import MergeMethod, MethodParameter, TensorTa
 from holdfast.merging.model_input import InputModel, TensorSource, find_tied
 from holdfast.merging.output_keys import OutputKey, SlicedKeys, whole_keys
 from holdfast.merging.parameter_settings import Scalar, Setting, Settings
-from holdfast.merging.token_ids import conflict
+from holdfast.merging.token_ids import conflict, read_token_ids
 from holdfast.merging.token_union import TokenUnion, join_tokens
 
 _SHOWN = 5
@@ -83,7 +83,7 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     _check_names(method, options)
     _check_base(method, options)
     donor = _donor(options, models, base)
-    joins = options.tokens in ("union", "donor")
+    joins = options.tokens == "union" or (options.tokens == "donor" and _can_be_joined(models))
     tokens = join_tokens(models, donor, base, append=options.tokens == "union") if joins else None
     outputs, origins = _outputs(options, models, donor)
     for count, has_base in {(len(out.inputs), base in [i.model for i in out.inputs]) for out in outputs}:
@@ -93,7 +93,7 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     problems = _problems(outputs, models)
     if not options.slices:
         problems += _superfluous(outputs, models, donor, options.remove)
-    if options.tokens is None:
+    if not joins and options.tokens != "rows":
         problems += _token_problems(models, donor)
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
@@ -239,6 +239,11 @@ def _vocabulary_hint(found: TensorSource, wanted: TensorSource) -> str:
     if len(found.shape) != 2 or found.shape[1:] != wanted.shape[1:]:
         return ""
     return "; if these are vocabularies of different sizes, join them with tokens='union' (--tokens union)"
+
+
+def _can_be_joined(models: Sequence[InputModel]) -> bool:
+    """Return True if the tokens of every model are known. If not, the models must not differ in them."""
+    return all(read_token_ids(model) is not None for model in models)
 
 
 def _token_problems(models: Sequence[InputModel], donor: int) -> list[str]:
