@@ -45,8 +45,8 @@ def merge(
 
     `models` are folders that `holdfast.open` reads, or dicts with `path`, an optional `name` and `mapping`, and the
     parameters of the model; or the path of a YAML or TOML file that describes the merge (mergekit's is read as it is),
-    and then it has the other options, but for `verify` and `force`; mergekit's has no `seed`, `rng` and
-    `max_shard_size`, which may be given here. With `steps`, `models` is one run, whose steps are merged.
+    and then it has the other options, but for `verify` and `force`; mergekit's has no `seed`, `rng`,
+    `max_shard_size` and `tokens`, which may be given here. With `steps`, `models` is one run, whose steps are merged.
     `weights` and `densities` are one value for each model that is not the base; `parameters` are those of the method
     for all models. A value is a number, a list of numbers (a gradient from the first to the last layer), or a dict
     from key patterns to either. Side files such as config.json and the tokenizer come from `donor`: by default the
