@@ -11,7 +11,16 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    LlamaConfig,
+    LlamaModel,
+    RobertaForMaskedLM,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 import holdfast
 from holdfast.core.errors import Mismatch
@@ -154,3 +163,65 @@ def test_a_model_without_a_head_gets_none(tmp_path: Path) -> None:
     merge_lora(tmp_path / "adapter", tmp_path / "merged", base=tmp_path / "base")
     keys = load_file(tmp_path / "merged" / "model.safetensors").keys()
     assert keys == load_file(tmp_path / "base" / "model.safetensors").keys()
+
+
+def encoder_fields(**fields: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return {**sizes, "vocab_size": 64, **fields}
+
+
+def with_random_adapter(model: Any, base: Path, path: Path, **options: Any) -> Any:
+    """Save a base and an adapter of random numbers. Returns PEFT's merged model."""
+    model.save_pretrained(base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tuned: Any = get_peft_model(type(model).from_pretrained(base), LoraConfig(r=4, **options))
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in tuned.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+        tuned.save_pretrained(path)
+        return PeftModel.from_pretrained(type(model).from_pretrained(base), path).merge_and_unload()
+
+
+def check_merged(kind: Any, path: Path, wanted: Any) -> None:
+    found, info = kind.from_pretrained(path, output_loading_info=True)
+    assert not any(info.values()), info
+    for key, value in wanted.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value), key
+
+
+def test_the_head_of_whisper_has_a_name_of_its_own(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))
+    }
+    ids: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(
+        vocab_size=64, d_model=32, num_mel_bins=8, max_source_positions=10, max_target_positions=20, **sizes, **ids
+    )
+    base, added = tmp_path / "base", tmp_path / "adapter"
+    options: dict[str, Any] = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}
+    wanted = with_random_adapter(WhisperForConditionalGeneration(config), base, added, **options)
+    merge_lora(added, tmp_path / "merged", base=base)
+    check_merged(WhisperForConditionalGeneration, tmp_path / "merged", wanted)
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, RobertaForMaskedLM])
+def test_a_tied_head_of_unknown_name_is_no_tensor_of_its_own(tmp_path: Path, kind: Any) -> None:
+    base, added = tmp_path / "base", tmp_path / "adapter"
+    model = kind(kind.config_class(**encoder_fields()))
+    with_random_adapter(model, base, added, target_modules=["query"], modules_to_save=["word_embeddings"])
+    with pytest.raises(Mismatch, match=r"trains .*word_embeddings\.weight alone, .* whose name is not known"):
+        merge_lora(added, tmp_path / "merged", base=base)
+
+
+def test_a_model_of_multiple_choice_gets_no_head(tmp_path: Path) -> None:
+    base, added = tmp_path / "base", tmp_path / "adapter"
+    model = BertForMultipleChoice(BertConfig(**encoder_fields()))
+    options: dict[str, Any] = {"target_modules": ["query"], "modules_to_save": ["word_embeddings"]}
+    wanted = with_random_adapter(model, base, added, **options)
+    merge_lora(added, tmp_path / "merged", base=base)
+    check_merged(BertForMultipleChoice, tmp_path / "merged", wanted)

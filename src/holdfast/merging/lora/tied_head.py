@@ -25,8 +25,18 @@ EMBEDDINGS = (
     "tok_embeddings.weight",
 )
 _FIELD = "tie_word_embeddings"
-_WITHOUT_HEAD = ("Model", "Classification", "QuestionAnswering")
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "DoubleHeadsModel", "ForConditionalGeneration")
+_WITHOUT_HEAD = ("Model", "Classification", "QuestionAnswering", "MultipleChoice", "NextSentencePrediction")
 _INNER_MODEL = "language_model.model."
+_OTHER_HEADS = {  # by model_type
+    "cohere_asr": "proj_out.weight",
+    "gpt_neox": "embed_out.weight",
+    "gpt_neox_japanese": "embed_out.weight",
+    "moonshine": "proj_out.weight",
+    "whisper": "proj_out.weight",
+}
+_WITH_UNKNOWN_HEADS = ("biogpt", "speecht5", "t5gemma", "t5gemma2", "trocr")
+_DECODERS = ("model.embed_tokens.weight", "transformer.wte.weight")  # keys of models whose head is lm_head
 
 IsEqual = Callable[[Recipe[Place], Recipe[Place]], bool]
 Spelling = Callable[[str], str]
@@ -34,7 +44,10 @@ Spelling = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class TiedHead:
-    """The keys of a tied head and of the embedding whose tensor it shares. `is_alias`: the base's files say so."""
+    """The keys of a tied head and of the embedding whose tensor it shares. `is_alias`: the base's files say so.
+
+    `head` is empty if the base does not store the head and its name is not known.
+    """
 
     head: str
     embedding: str
@@ -68,7 +81,7 @@ def tied_head(config: Mapping[str, Any], group: Group, is_equal: IsEqual) -> tup
     embedding = embeddings[0]
     head = next((key for key in tensors if key.endswith(HEADS)), None)
     if head is None:
-        return group, TiedHead(_head_of(embedding), embedding) if _has_head(config, embedding) else None
+        return group, TiedHead(_head_of(config, embedding), embedding) if _has_head(config, embedding) else None
     if not tied or not is_equal(tensors[head], tensors[embedding]):
         return group, None
     del tensors[head]
@@ -93,7 +106,14 @@ def untied_fields(config: Mapping[str, Any]) -> dict[str, object]:
     return fields
 
 
-def _head_of(embedding: str) -> str:
+def _head_of(config: Mapping[str, Any], embedding: str) -> str:
+    """Return the key under which transformers loads the head, empty if it is not certain: a wrong key is not loaded."""
+    model_type, names = config.get("model_type"), config.get("architectures") or []
+    generates = any(str(name).endswith(_WITH_HEAD) for name in names) if names else embedding in _DECODERS
+    if not generates or model_type in _WITH_UNKNOWN_HEADS or ".embeddings." in embedding:
+        return ""
+    if model_type in _OTHER_HEADS:
+        return _OTHER_HEADS[model_type]
     prefix = embedding.partition(_INNER_MODEL)[0] + "language_model." if _INNER_MODEL in embedding else ""
     return f"{prefix}lm_head.weight"
 
@@ -101,7 +121,7 @@ def _head_of(embedding: str) -> str:
 def _has_head(config: Mapping[str, Any], embedding: str) -> bool:
     """Return False for a model that ends at its hidden states, or in a classifier."""
     names = config.get("architectures") or []
-    if any(str(name).endswith(_WITHOUT_HEAD) and not str(name).endswith("LMHeadModel") for name in names):
+    if any(str(name).endswith(_WITHOUT_HEAD) and not str(name).endswith(_WITH_HEAD) for name in names):
         return False
     return embedding.removesuffix(".weight").count(".") > 0
 
@@ -109,7 +129,7 @@ def _has_head(config: Mapping[str, Any], embedding: str) -> bool:
 def change_of_tie(tie: TiedHead, adapter: Adapter, spelled: Spelling, is_equal: IsEqual) -> TieChange:
     """Return what an adapter makes of a tie, and drop its copies of what the head shares with the embedding.
 
-    Raises Unsupported for LoRA matrices that are tied, too.
+    Raises Unsupported for LoRA matrices that are tied, too, and for a head of its own whose key is not known.
     """
     modules = {spelled(f"{module}.weight"): module for module in adapter.modules}
     head_module = modules.get(tie.head)
@@ -136,6 +156,8 @@ def change_of_tie(tie: TiedHead, adapter: Adapter, spelled: Spelling, is_equal: 
         return TieChange(unties=False, note=only_head if head_module in products else "")
     if head_module is not None:
         return TieChange(unties=True, note=only_head)
+    if is_saved and not tie.head:
+        raise Unsupported(_UNKNOWN_HEAD.format(adapter.path, tie.embedding))
     if is_saved:
         return TieChange(unties=True, note=_ONLY_EMBEDDING.format(tie))
     return TieChange(unties=False, note=_BOTH.format(tie) if products else "")
@@ -144,6 +166,10 @@ def change_of_tie(tie: TiedHead, adapter: Adapter, spelled: Spelling, is_equal: 
 _ONLY_EMBEDDING = (
     "trains {0.embedding} alone (modules_to_save): {0.head}, which the base ties to it, keeps the base's weight in a "
     "tensor of its own, as PEFT's merge_and_unload makes it"
+)
+_UNKNOWN_HEAD = (
+    "{}: modules_to_save trains {} alone, and the head that the base ties to it would become a tensor of its own, "
+    "whose name is not known for this architecture: merge the adapter with PEFT's merge_and_unload"
 )
 _ONLY_HEAD = (
     "changes {0.head} apart from {0.embedding}: the head becomes a tensor of its own, as in the adapter; PEFT's "
