@@ -66,6 +66,21 @@ def test_convert_and_size_take_a_step(run, tmp_path):
     assert step_folder(10) in json.loads(call("size", run, "--step", 10, "--json").output)["source"]
 
 
+def test_merges_take_short_names_of_steps(run, tmp_path):
+    done = call("merge", run / "step-2", run / "step-10", tmp_path / "a", "--donor", run / "step-10", "--dry-run")
+    assert "no such" not in done.output + str(done.exception) and step_folder(10) in done.output + str(done.exception)
+    error = call("extract-lora", run / "step-2", run / "step-10", tmp_path / "b").exception
+    assert step_folder(2) in str(error)
+
+
+@pytest.mark.parametrize("command", [("arenas",), ("tag", "good"), ("gc",)])
+def test_what_takes_a_root_says_so_of_a_step(run, command):
+    name, *arguments = command
+    error = call(name, run / "step-10", *arguments).exception
+    assert str(error) == f"{run}/step-10 is a checkpoint; give the root that contains it"
+    assert "it is itself a checkpoint" in call("ls", run / "step-10").output
+
+
 @pytest.mark.parametrize("path", ["", "runs/llama", "step-x", "step-40x", "runs/step-40/model", "step-" + "1" * 30])
 def test_other_paths_stay(path):
     assert with_full_step_name(path) == path

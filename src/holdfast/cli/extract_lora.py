@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from holdfast.cli.render import clean, count, print_json, print_table, size_text
+from holdfast.cli.steps import CheckpointPath
 from holdfast.core.terminal import progress_bar
 
 
 @click.command("extract-lora", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("base", metavar="BASE")
-@click.argument("tuned", metavar="TUNED")
+@click.argument("base", metavar="BASE", type=CheckpointPath())
+@click.argument("tuned", metavar="TUNED", type=CheckpointPath())
 @click.argument("destination", metavar="DST")
 @click.option("--rank", type=int, default=16, show_default=True, help="The rank of the adapter.")
 @click.option("--force", is_flag=True, help="Replace an existing adapter at DST atomically.")

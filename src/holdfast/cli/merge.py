@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of the method. Repeat.")
 @click.option("--seed", default=0, show_default=True, help="Seed of random masks.")
 @click.option("--rng", default="holdfast", show_default=True, help="Random masks: holdfast, or mergekit's sequence.")
-@click.option("--donor", metavar="MODEL", help="Whose config and tokenizer to copy. [default: the base, or the first]")
+@click.option(
+    "--donor",
+    metavar="MODEL",
+    type=CheckpointPath(),
+    help="Whose config and tokenizer to copy. [default: the base, or the first]",
+)
 @click.option("--dtype", help="Compute in bfloat16, float16, float32 or float64. [default: that of the models]")
 @click.option("--out-dtype", help="Store in this dtype. [default: that of the computation]")
 @click.option("--remove", multiple=True, metavar="PATTERN", help="Leave out matching keys. Repeatable.")

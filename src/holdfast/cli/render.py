@@ -92,9 +92,10 @@ def live(text: Callable[[], str], interval_s: float) -> None:
 
 def open_root(root: str) -> SharedStorage:
     """Open the storage of a root, a path or an address. Raises NotFound if it does not exist."""
+    from holdfast.cli.steps import with_full_step_name
     from holdfast.storage import shared_storage_at
 
-    storage = shared_storage_at(with_deadline(root))
+    storage = shared_storage_at(with_deadline(with_full_step_name(root)))
     if not storage.exists():
         raise NotFound(f"{root}: no such folder")
     return storage
