@@ -15,6 +15,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaModel,
     RobertaForMaskedLM,
@@ -225,3 +227,33 @@ def test_a_model_of_multiple_choice_gets_no_head(tmp_path: Path) -> None:
     wanted = with_random_adapter(model, base, added, **options)
     merge_lora(added, tmp_path / "merged", base=base)
     check_merged(BertForMultipleChoice, tmp_path / "merged", wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "tied"),
+    [
+        ({"modules_to_save": ["lm_head"]}, False),
+        ({"modules_to_save": ["lm_head"]}, True),
+        ({"target_modules": ["query_key_value", "lm_head"]}, False),
+        ({"modules_to_save": ["embed_in"]}, True),
+    ],
+)
+def test_the_lm_head_of_pythia_is_stored_as_embed_out(tmp_path: Path, options: dict[str, Any], tied: bool) -> None:
+    base, added = tmp_path / "base", tmp_path / "adapter"
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(**encoder_fields(tie_word_embeddings=tied)))
+    wanted = with_random_adapter(model, base, added, **{"target_modules": ["query_key_value"]} | options)
+    merge_lora(added, tmp_path / "merged", base=base)
+    assert "lm_head.weight" not in load_file(tmp_path / "merged" / "model.safetensors")
+    check_merged(GPTNeoXForCausalLM, tmp_path / "merged", wanted)
+
+
+def test_a_head_that_the_base_does_not_have_is_named(tmp_path: Path) -> None:
+    """A base whose head is stored under a name that is not known."""
+    base = adapters.llama(tmp_path / "base", torch.float32)
+    added = adapters.adapter(base, tmp_path / "adapter", modules_to_save=["lm_head"])
+    for file in base.glob("*.safetensors"):
+        save_file({key.replace("lm_head", "output"): value for key, value in load_file(file).items()}, file)
+    index = base / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("lm_head", "output"))
+    with pytest.raises(Mismatch, match=r"has no 'lm_head\.weight'"):
+        merge_lora(added, tmp_path / "merged", base=base)

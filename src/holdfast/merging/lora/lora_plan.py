@@ -140,7 +140,10 @@ class _AdapterMatcher:
         return {**self.group.aliases, **({tie.head: tie.embedding} if tie is not None and tie.is_alias else {})}
 
     def _spelling(self, adapter: Adapter) -> Callable[[str], str]:
-        """Return how keys of the adapter become keys of the base, which may lack or add the prefix "model."."""
+        """Return how keys of the adapter become keys of the base.
+
+        The base may lack or add the prefix "model.", and may store the module lm_head as embed_out.
+        """
         wanted = [f"{module}.weight" for module in adapter.modules] + list(adapter.full)
         spellings: tuple[Callable[[str], str], ...] = (
             str,
@@ -149,7 +152,15 @@ class _AdapterMatcher:
             lambda key: f"transformer.{key}",
             lambda key: key.removeprefix("transformer."),
         )
-        return max(spellings, key=lambda spell: sum(self._exists(spell(key)) for key in wanted))
+        chosen = max(spellings, key=lambda spell: sum(self._exists(spell(key)) for key in wanted))
+        heads = [key for key in self.group.tensors if key.endswith(HEADS)]
+        heads += [self.tie.head] if self.tie is not None and self.tie.head else []
+
+        def spelled(key: str) -> str:
+            found = chosen(key)
+            return heads[0] if len(heads) == 1 and found in HEADS and not self._exists(found) else found
+
+        return spelled
 
     def _spelled(self, module: str) -> str:
         return self._by_key(f"{module}.weight").removesuffix(".weight")
@@ -170,7 +181,7 @@ class _AdapterMatcher:
     def _replace(self, adapter: Adapter, target: str, key: str, recipe: Recipe[Place]) -> None:
         """Put a whole tensor of the adapter (modules_to_save, biases, resized embeddings) in place of the base's."""
         weight = self._weight(target)
-        if weight is None and target.endswith(HEADS) and len(recipe.shape) == 2:
+        if weight is None and self.tie is not None and target == self.tie.head and len(recipe.shape) == 2:
             self._untie(target, recipe)
             return
         if weight is None:
