@@ -238,6 +238,7 @@ def test_a_tensor_that_the_base_does_not_have_is_named(tmp_path: Path) -> None:
     for name, value in (("zeros", 0.0), ("ones", 1.0)):
         (tmp_path / name).mkdir()
         save_file({**load_all(base), "extra": torch.full((2,), value)}, tmp_path / name / "model.safetensors", PT)
+        (tmp_path / name / "config.json").write_bytes((base / "config.json").read_bytes())
     with pytest.raises(Unsupported, match="'extra' was changed, but belongs to no module"):
         extract_adapter(ExtractOptions(str(tmp_path / "zeros"), str(tmp_path / "ones"), 4), tmp_path / "other")
 

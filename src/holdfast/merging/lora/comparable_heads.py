@@ -18,8 +18,8 @@ from holdfast.plan.recipe import Recipe
 class ComparablePair:
     """The tensors of both models by key, a tied head included.
 
-    `tied` are the keys of the head and the embeddings of a base that ties them: PEFT merges a product into both, so
-    that they are stored whole. `stays_tied`: the tuned model ties them, too.
+    `tied` are the keys of the head and the embeddings of a base that ties them, if the head's is known: PEFT merges a
+    product into both, so that they are stored whole. `stays_tied`: the tuned model ties them, too.
     """
 
     base: Mapping[str, Recipe[Place]]
@@ -44,7 +44,7 @@ def comparable_heads(
     other_group, other_tie = tied_head(tuned_config, tuned_group, equal)
     base, tuned = dict(base_group.tensors), dict(other_group.tensors)
     for tie, tensors in ((base_tie, base), (other_tie, tuned)):
-        if tie is not None and tie.embedding in tensors:
+        if tie is not None and tie.head and tie.embedding in tensors:
             tensors[tie.head] = tensors[tie.embedding]
-    tied = frozenset((base_tie.head, base_tie.embedding)) if base_tie is not None else frozenset()
+    tied = frozenset((base_tie.head, base_tie.embedding)) if base_tie is not None and base_tie.head else frozenset()
     return ComparablePair(base, tuned, tied, base_tie is not None and other_tie is not None)

@@ -24,9 +24,10 @@ from holdfast.core import limits, names
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import Progress
-from holdfast.merging.lora.adapter_config import MOST_RANK, is_transposed
+from holdfast.merging.lora.adapter_config import MOST_RANK
 from holdfast.merging.lora.borrowed_files import borrow
 from holdfast.merging.lora.comparable_heads import ComparablePair, comparable_heads
+from holdfast.merging.lora.live_modules import live_modules, task_type
 from holdfast.merging.lora.merge_adapters import BLOCK_BYTES, base_group
 from holdfast.merging.lora.stored_values import is_equal, not_finite
 from holdfast.merging.lora.tied_head import EMBEDDINGS, HEADS
@@ -38,7 +39,6 @@ from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Foreign, with_contents
 
 _FLOATS = ("bfloat16", "float16", "float32")
-_NOT_LINEAR = re.compile(r"(?:.*\.)?(?:\w*embed\w*|wte|wpe|\w*norm\w*|ln_\w+)(?:\.[0-9]+)?\.weight")
 _PREFIX = "base_model.model."
 _NO_MODULES = "dummy-target-modules"  # the value with which PEFT adds no matrices
 _BORROWED = "tuned:"  # what the names of the tuned model's files begin with
@@ -89,21 +89,20 @@ class PreparedExtraction:
         )
         self._pair = pair
         _check_equal_keys(self.base, pair.base, self.tuned, pair.tuned)
+        self.modules = live_modules(config, pair.base, self.base.path)
         self.layers: dict[str, LayerDifference] = {}
         self.saved: list[str] = []
-        tensors = self._adapter_tensors(pair, computed, config.get("model_type"))
+        tensors = self._adapter_tensors(pair, computed)
         if not tensors:
             raise NotFound(f"{self.tuned.path} has the weights of {self.base.path}: there is nothing to extract")
         stored = (*self.base.contents.files, *borrowed.stored, *computed.stored_files())
         contents = Contents({"model": Group(names.ADAPTER, tensors)}, stored)
         self.source: Foreign = with_contents(self.base, contents, {}, {**borrowed.virtual, **computed.files})
-        side = {names.ADAPTER_CONFIG: self._config(config.get("model_type"))}
+        side = {names.ADAPTER_CONFIG: self._config(task_type(config))}
         request = SinkRequest(limits.MAX_SHARD_BYTES, BLOCK_BYTES, side_files=side)
         self.output = sink_named("hf")(Contents(contents.groups, ()), request)
 
-    def _adapter_tensors(
-        self, pair: ComparablePair, computed: ComputedTensors, model_type: object
-    ) -> dict[str, Recipe[Place]]:
+    def _adapter_tensors(self, pair: ComparablePair, computed: ComputedTensors) -> dict[str, Recipe[Place]]:
         tensors: dict[str, Recipe[Place]] = {}
         last: list[tuple[LayerDifference, ThinFactors]] = []
         for key, before in pair.base.items():
@@ -111,7 +110,8 @@ class PreparedExtraction:
                 continue
             for model, recipe in ((self.base, before), (self.tuned, pair.tuned[key])):
                 _check_finite(key, model, recipe, computed)
-            if len(before.shape) != 2 or not key.endswith(".weight") or _NOT_LINEAR.fullmatch(key) or key in pair.tied:
+            name = self.modules.name_of(key, self.base.path)
+            if name not in self.modules.linear or key in pair.tied:
                 self.saved.append(key)
                 continue
             if before.dtype.name not in _FLOATS:
@@ -119,29 +119,34 @@ class PreparedExtraction:
                     f"{key!r} is {before.dtype.name}: an adapter is extracted from floating-point weights"
                 )
             rank = min(self.options.rank, *before.shape)
-            module = key.removesuffix(".weight")
-            layer = LayerDifference(before, pair.tuned[key], rank, is_transposed(model_type, module, False), last)
+            layer = LayerDifference(before, pair.tuned[key], rank, name in self.modules.transposed, last)
             self.layers[key] = layer
-            for name, is_first in (("lora_A", True), ("lora_B", False)):
-                made = f"{_PREFIX}{module}.{name}.weight"
+            for part, is_first in (("lora_A", True), ("lora_B", False)):
+                made = f"{_PREFIX}{name.removesuffix('.weight')}.{part}.weight"
                 tensors[made] = computed.add(made, FactorMatrix(layer, is_first))
-        self._whole = whole_tensors(self.saved, self.layers, pair.tuned)
-        return tensors | {f"{_PREFIX}{name}": pair.tuned[key] for name, key in self._whole.names.items()}
+        names = self.modules.names
+        keys = {name: key for key, name in names.items()}
+        by_name = names.keys() - pair.tied
+        self._whole = whole_tensors(
+            [names[key] for key in self.saved],
+            [names[key] for key in self.layers],
+            keys,
+            {names[key] for key in by_name if names[key] not in self.modules.savable - self.modules.shared},
+        )
+        return tensors | {f"{_PREFIX}{made}": pair.tuned[keys[name]] for made, name in self._whole.names.items()}
 
-    def _config(self, model_type: object) -> bytes:
+    def _config(self, task: str | None) -> bytes:
         rank = self.options.rank
-        modules = [key.removesuffix(".weight") for key in self.layers]
+        layers = {self.modules.names[key]: layer for key, layer in self.layers.items()}
         ranks = {
-            re.escape(key.removesuffix(".weight")): layer.rank
-            for key, layer in self.layers.items()
-            if layer.rank != rank
+            re.escape(name.removesuffix(".weight")): layer.rank for name, layer in layers.items() if layer.rank != rank
         }
         fields = {
             "alpha_pattern": ranks,
             "base_model_name_or_path": self.options.base,
             "bias": "all" if self._whole.biases else "none",
             "ensure_weight_tying": self._pair.stays_tied and bool(self._pair.tied & set(self.saved)),
-            "fan_in_fan_out": is_transposed(model_type, "", False),
+            "fan_in_fan_out": not self.modules.transposed.isdisjoint(layers),
             "inference_mode": True,
             "lora_alpha": rank,
             "lora_dropout": 0.0,
@@ -149,8 +154,8 @@ class PreparedExtraction:
             "peft_type": "LORA",
             "r": rank,
             "rank_pattern": ranks,
-            "target_modules": modules or _NO_MODULES,
-            "task_type": "CAUSAL_LM",
+            "target_modules": [name.removesuffix(".weight") for name in layers] or _NO_MODULES,
+            "task_type": task,
         }
         return (json.dumps(fields, indent=2) + "\n").encode()
 

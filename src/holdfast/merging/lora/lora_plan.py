@@ -14,6 +14,7 @@ from holdfast.core.errors import Mismatch, Unsupported
 from holdfast.core.names import natural_key
 from holdfast.merging.lora.adapter import TOKENS, Adapter, ModuleParts
 from holdfast.merging.lora.adapter_config import is_module, is_transposed
+from holdfast.merging.lora.live_modules import live_modules
 from holdfast.merging.lora.missing_modules import missing_modules
 from holdfast.merging.lora.stored_values import is_equal
 from holdfast.merging.lora.tied_head import EMBEDDINGS, HEADS, IsEqual, change_of_tie, tied_head
@@ -142,7 +143,8 @@ class _AdapterMatcher:
     def _spelling(self, adapter: Adapter) -> Callable[[str], str]:
         """Return how keys of the adapter become keys of the base.
 
-        The base may lack or add the prefix "model.", and may store the module lm_head as embed_out.
+        The base may lack or add the prefix "model.", and may store the module lm_head as embed_out. For other names
+        transformers is asked, where it is installed: it opens old files of vision models under new names.
         """
         wanted = [f"{module}.weight" for module in adapter.modules] + list(adapter.full)
         spellings: tuple[Callable[[str], str], ...] = (
@@ -160,7 +162,18 @@ class _AdapterMatcher:
             found = chosen(key)
             return heads[0] if len(heads) == 1 and found in HEADS and not self._exists(found) else found
 
-        return spelled
+        if all(self._exists(spelled(key)) or key.endswith(HEADS) for key in wanted):
+            return spelled
+        stored = self._stored_keys()
+        return lambda key: stored.get(key) or spelled(key)
+
+    def _stored_keys(self) -> dict[str, str]:
+        """Return the base's keys by the names of its opened modules, empty if these are not known."""
+        try:
+            modules = live_modules(self.base.config() or {}, self.group.tensors, self.base.path)
+        except Unsupported:
+            return {}
+        return {name: key for key, name in modules.names.items()}
 
     def _spelled(self, module: str) -> str:
         return self._by_key(f"{module}.weight").removesuffix(".weight")
@@ -186,6 +199,12 @@ class _AdapterMatcher:
             return
         if weight is None:
             self.problems.append(f"{adapter.path}: {key!r}: the base {self.base.path} has no {target!r}")
+            return
+        if f".{target}".endswith(".shared.weight") and adapter.config.saves(target) and not adapter.config.ties:
+            self.problems.append(
+                f"{adapter.path}: modules_to_save trains {target} alone, which the base ties to other embeddings: they "
+                "keep the base's weight, which its files cannot hold; merge the adapter with PEFT's merge_and_unload"
+            )
             return
         if weight.changes:
             self.problems.append(f"{adapter.path}: {key!r} would replace what another adapter changed")

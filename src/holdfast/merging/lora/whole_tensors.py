@@ -25,9 +25,12 @@ class WholeTensors:
     biases: bool
 
 
-def whole_tensors(changed: Collection[str], factored: Collection[str], keys: Collection[str]) -> WholeTensors:
+def whole_tensors(
+    changed: Collection[str], factored: Collection[str], keys: Collection[str], by_name: Collection[str] = ()
+) -> WholeTensors:
     """Name the changed tensors that are stored whole, beside weights that become two matrices.
 
+    Those in `by_name` are not stored in `modules_to_save`, which would copy their module.
     Raises Unsupported for a tensor that belongs to no module.
     """
     leaves: dict[str, list[str]] = defaultdict(list)
@@ -43,7 +46,7 @@ def whole_tensors(changed: Collection[str], factored: Collection[str], keys: Col
     for module, own in leaves.items():
         if module in with_matrices:
             names.update({f"{module}.base_layer.{leaf}": f"{module}.{leaf}" for leaf in own})
-        elif own == ["bias"] or not _is_alone(module, modules):
+        elif own == ["bias"] or not _is_alone(module, modules) or any(f"{module}.{leaf}" in by_name for leaf in own):
             names.update({f"{module}.{leaf}": f"{module}.{leaf}" for leaf in own})
         else:
             saved.append(module)
