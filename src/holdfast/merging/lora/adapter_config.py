@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ _MOST_PATTERNS = 100_000
 _PATTERN_CHARS = 400
 _REPEATS = 4  # of one pattern: more may take forever to match
 _NESTED = re.compile(r"\)[*+{?]|[*+}][*+{]")
+_NAME = re.compile(r"\w+")
 _KINDS = ("LORA",)
 
 # Fields without an effect on the merged weights: how the adapter was trained, and which modules it has.
@@ -84,9 +85,10 @@ class LoraConfig:
     base: str | None = None
     saved_modules: tuple[str, ...] = ()  # modules_to_save: the endings of names of modules
     ties: bool = False  # modules that the base ties are trained as one
-    targets: tuple[str, ...] = ()  # target_modules: the endings of names of modules
+    targets: tuple[str, ...] = ()  # target_modules: the endings of names of modules; none if patterns choose among them
     excluded: tuple[str, ...] = ()
     layers: frozenset[int] | None = None  # layers_to_transform
+    layer_names: tuple[str, ...] = ()  # layers_pattern: the names that the number of a layer follows
 
     @staticmethod
     def read(data: bytes, where: str) -> LoraConfig:
@@ -123,27 +125,15 @@ class LoraConfig:
             base if isinstance(base, str) and base else None,
             _names(fields, "modules_to_save", where),
             _flag(fields, "ensure_weight_tying", where),
-            _stated_names(fields.get("target_modules")),
+            () if _has_patterns(fields) else _stated_names(fields.get("target_modules")),
             _stated_names(fields.get("exclude_modules")),
             _layers(fields.get("layers_to_transform")),
+            _layer_names(fields),
         )
 
-    def saves(self, key: str, spelled: Callable[[str], str] = str) -> bool:
-        """Return True if the module of a tensor is among those that were trained as a whole.
-
-        `spelled` turns a name of the adapter into one of the base.
-        """
-        names = {name for own in self.saved_modules for name in (own, spelled(own))}
-        return key.rpartition(".")[0].endswith(tuple(names))
-
-    def targets_of(self, module: str, spelled: Callable[[str], str]) -> list[str]:
-        """Return the names in target_modules that mean a module of the base; none for a pattern."""
-        if any(_means(name, module, spelled) for name in self.excluded) or self.saves(f"{module}.weight", spelled):
-            return []
-        number = re.match(r".*?\.[^.]*\.([0-9]+)\.", module)
-        if self.layers is not None and (number is None or int(number[1]) not in self.layers):
-            return []
-        return [name for name in self.targets if _means(name, module, spelled)]
+    def saves(self, key: str) -> bool:
+        """Return True if the module of a tensor is among those that were trained as a whole."""
+        return key.rpartition(".")[0].endswith(self.saved_modules)
 
     def stated_rows(self, module: str) -> tuple[int, ...] | None:
         """Return the trained rows that the config states for a module by name, None if it states none."""
@@ -164,13 +154,19 @@ class LoraConfig:
         return weight * alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def _means(name: str, module: str, spelled: Callable[[str], str]) -> bool:
-    return module == spelled(name) or is_module(module, name)
-
-
 def _stated_names(value: Any) -> tuple[str, ...]:
     """Return the names of modules in a list. A pattern means no modules: it may take forever to match."""
     return tuple(name for name in value if isinstance(name, str) and name) if isinstance(value, list) else ()
+
+
+def _layer_names(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    value = fields.get("layers_pattern")
+    return _stated_names([value] if isinstance(value, str) else value)
+
+
+def _has_patterns(fields: Mapping[str, Any]) -> bool:
+    """Return True if a pattern, which may take forever to match, leaves out some of the modules in target_modules."""
+    return isinstance(fields.get("exclude_modules"), str) or not all(map(_NAME.fullmatch, _layer_names(fields)))
 
 
 def _layers(value: Any) -> frozenset[int] | None:

@@ -95,7 +95,7 @@ class _AdapterMatcher:
         self.notes: list[str] = []
         self.unties = False
         self._is_equal = is_equal
-        self._model_type = config.get("model_type")
+        self._model = config
         self._by_key: Callable[[str], str] = str
 
     def add(self, adapter: Adapter) -> None:
@@ -108,7 +108,7 @@ class _AdapterMatcher:
             self._add_module(adapter, module, own)
         adapted = list(map(self._spelled, adapter.modules))
         whole = list(map(self._by_key, adapter.full))
-        for lack in missing_modules(adapter.config, self.group.tensors, adapted, whole, self._spelled):
+        for lack in missing_modules(adapter.config, self._model, self.group.tensors, adapted, whole, self._spelled):
             self.problems.append(f"{adapter.path}: {lack}")
         for module in adapter.config.token_indices:
             if self.tie is not None and self._by_key(f"{module}.weight") == self.tie.head:
@@ -266,7 +266,7 @@ class _AdapterMatcher:
             )
         first, second = parts.pop(names[0]), parts.pop(names[1])
         magnitude = parts.pop(_MAGNITUDE, None) if config.use_dora else None
-        transposed = embedding or is_transposed(self._model_type, module, config.fan_in_fan_out)
+        transposed = embedding or is_transposed(self._model.get("model_type"), module, config.fan_in_fan_out)
         self._check_product(adapter, module, own, weight, first, second, transposed=transposed)
         outputs = weight.base.shape[1] if transposed else weight.rows
         if config.use_dora and (magnitude is None or magnitude.shape not in ((outputs,), (outputs, 1), (1, outputs))):
