@@ -23,8 +23,8 @@ _NESTED = re.compile(r"\)[*+{?]|[*+}][*+{]")
 _NAME = re.compile(r"\w+")
 _KINDS = ("LORA",)
 
-# Fields without an effect on the merged weights: how the adapter was trained, and which modules it has.
-_NEUTRAL = frozenset(
+# Fields that are read here, or say how the adapter was trained and which modules it has. Any other may change weights.
+_KNOWN_FIELDS = frozenset(
     [
         "auto_mapping",
         "base_model_name_or_path",
@@ -105,30 +105,28 @@ class LoraConfig:
                 f"{where}: init_lora_weights is {start[:80]!r}, which changes the base model too: convert the adapter "
                 "with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) first"
             )
-        unknown = sorted(name for name, value in fields.items() if value and name not in _NEUTRAL)
+        unknown = sorted(name for name, value in fields.items() if value and name not in _KNOWN_FIELDS)
         if unknown:
             raise Unsupported(f"{where}: Holdfast cannot merge an adapter with {unknown[0][:80]!r}")
         base = fields.get("base_model_name_or_path")
+        ranks, alphas = _patterns(fields, "rank_pattern", where), _patterns(fields, "alpha_pattern", where)
         return LoraConfig(
-            where,
-            _rank(fields.get("r"), f"{where}: r"),
-            _number(fields.get("lora_alpha"), f"{where}: lora_alpha"),
-            {key: _rank(value, f"{where}: rank_pattern") for key, value in _patterns(fields, "rank_pattern", where)},
-            {
-                key: _number(value, f"{where}: alpha_pattern")
-                for key, value in _patterns(fields, "alpha_pattern", where)
-            },
-            _flag(fields, "use_rslora", where),
-            _flag(fields, "use_dora", where),
-            _flag(fields, "fan_in_fan_out", where),
-            _token_indices(fields.get("trainable_token_indices"), where),
-            base if isinstance(base, str) and base else None,
-            _names(fields, "modules_to_save", where),
-            _flag(fields, "ensure_weight_tying", where),
-            () if _has_patterns(fields) else _stated_names(fields.get("target_modules")),
-            _stated_names(fields.get("exclude_modules")),
-            _layers(fields.get("layers_to_transform")),
-            _layer_names(fields),
+            where=where,
+            rank=_rank(fields.get("r"), f"{where}: r"),
+            alpha=_number(fields.get("lora_alpha"), f"{where}: lora_alpha"),
+            ranks={pattern: _rank(value, f"{where}: rank_pattern") for pattern, value in ranks},
+            alphas={pattern: _number(value, f"{where}: alpha_pattern") for pattern, value in alphas},
+            use_rslora=_flag(fields, "use_rslora", where),
+            use_dora=_flag(fields, "use_dora", where),
+            fan_in_fan_out=_flag(fields, "fan_in_fan_out", where),
+            token_indices=_token_indices(fields.get("trainable_token_indices"), where),
+            base=base if isinstance(base, str) and base else None,
+            saved_modules=_names(fields, "modules_to_save", where),
+            ties=_flag(fields, "ensure_weight_tying", where),
+            targets=() if _has_patterns(fields) else _stated_names(fields.get("target_modules")),
+            excluded=_stated_names(fields.get("exclude_modules")),
+            layers=_layers(fields.get("layers_to_transform")),
+            layer_names=_layer_names(fields),
         )
 
     def saves(self, key: str) -> bool:

@@ -175,7 +175,7 @@ class PreparedLoraMerge:
             if own:
                 self._notes.append(f"the tokenizer comes from {own[-1].path}, which adds tokens")
         if _CONFIG in files:
-            files[_CONFIG] = _with_vocabulary(files[_CONFIG], fields, self.plan)
+            files[_CONFIG] = _with_changed_fields(files[_CONFIG], fields, self.plan)
         return files
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
@@ -283,8 +283,12 @@ def base_group(base: Checkpoint) -> tuple[str, Group]:
     return next(iter(chosen.items()))
 
 
-def _with_vocabulary(data: bytes, fields: dict[str, object], plan: LoraPlan) -> bytes:
-    """Return a config with the new number of rows, where it states one: a composite model states it for its text."""
+def _with_changed_fields(data: bytes, changed: Mapping[str, object], plan: LoraPlan) -> bytes:
+    """Return a config with changed fields, and the new number of rows where it states one.
+
+    A composite model states it for its text.
+    """
+    fields = dict(changed)
     config = strictjson.loads(data, _CONFIG)
     if plan.vocabulary is not None and isinstance(config, dict):
         text = fields.get("text_config", config.get("text_config"))

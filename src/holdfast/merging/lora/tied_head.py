@@ -140,27 +140,35 @@ def change_of_tie(tie: TiedHead, adapter: Adapter, spelled: Spelling, is_equal: 
             f"{adapter.path}: {', '.join(products)} have LoRA matrices that are tied (ensure_weight_tying): PEFT's "
             "merge adds them twice to the weight that both modules share, which is not the model that was trained"
         )
-    if head_module is not None and has_copied_rows(tie, adapter, head_module):
+    if head_module is not None and _has_copied_rows(tie, adapter, head_module):
         adapter.drop_copies(head_module)
         head_module = None
     whole = {spelled(target): target for target in adapter.full}
     head, embedding = whole.get(tie.head), whole.get(tie.embedding)
+    if head_module is None and head is not None and _is_copied(adapter, head, embedding, is_equal):
+        adapter.drop_copies(head.removesuffix(".weight"))
+        return TieChange(unties=False, note=_BOTH.format(tie) if products else "")
     is_saved = embedding is not None and adapter.config.saves(embedding)
-    only_head = "" if is_saved else _ONLY_HEAD.format(tie)
-    if head is not None and head_module is None and embedding is not None:
-        trained = adapter.config.saves(head) and not adapter.config.ties
-        if not trained and is_equal(adapter.full[head][1], adapter.full[embedding][1]):
-            adapter.drop_copies(head.removesuffix(".weight"))
-            return TieChange(unties=False, note=_BOTH.format(tie) if products else "")
-    if head is not None:
-        return TieChange(unties=False, note=only_head if head_module in products else "")
-    if head_module is not None:
-        return TieChange(unties=True, note=only_head)
+    if head is None and head_module is None:
+        return _change_by_embedding(tie, adapter, is_saved=is_saved, has_products=bool(products))
+    note = "" if is_saved or (head is not None and head_module not in products) else _ONLY_HEAD.format(tie)
+    return TieChange(unties=head is None, note=note)
+
+
+def _change_by_embedding(tie: TiedHead, adapter: Adapter, *, is_saved: bool, has_products: bool) -> TieChange:
+    """Return what an adapter that leaves the head alone makes of a tie. Raises Unsupported for an unknown head."""
     if is_saved and not tie.head:
         raise Unsupported(_UNKNOWN_HEAD.format(adapter.path, tie.embedding))
     if is_saved:
         return TieChange(unties=True, note=_ONLY_EMBEDDING.format(tie))
-    return TieChange(unties=False, note=_BOTH.format(tie) if products else "")
+    return TieChange(unties=False, note=_BOTH.format(tie) if has_products else "")
+
+
+def _is_copied(adapter: Adapter, head: str, embedding: str | None, is_equal: IsEqual) -> bool:
+    """Return True if the whole tensor of a head was not trained on its own, and equals that of the embedding."""
+    if embedding is None or (adapter.config.saves(head) and not adapter.config.ties):
+        return False
+    return is_equal(adapter.full[head][1], adapter.full[embedding][1])
 
 
 _ONLY_EMBEDDING = (
@@ -181,8 +189,11 @@ _BOTH = (
 )
 
 
-def has_copied_rows(tie: TiedHead, adapter: Adapter, head_module: str) -> bool:
-    """Return True if trained rows of a tied head are those of the embedding. Raises Mismatch for others of no use."""
+def _has_copied_rows(tie: TiedHead, adapter: Adapter, head_module: str) -> bool:
+    """Return True if trained rows of a tied head are those of the embedding.
+
+    Raises Mismatch if the embedding has none.
+    """
     parts = adapter.modules[head_module].parts
     if parts.keys() != {TOKENS}:
         return False
