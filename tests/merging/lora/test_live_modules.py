@@ -90,6 +90,11 @@ CASES: dict[str, tuple[str, Callable[[], Any], tuple[str, ...]]] = {
         lambda: transformers.BertConfig(**SIZES),
         ("query", "word_embeddings", "LayerNorm"),
     ),
+    "a linear layer of another class": (
+        "FalconForCausalLM",
+        lambda: transformers.FalconConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=64),
+        ("query_key_value", "dense"),
+    ),
     "a text model in another": ("LlavaForConditionalGeneration", llava, ("q_proj", "norm", "lm_head")),
 }
 
@@ -127,7 +132,9 @@ def pair(tmp_path: Path, case: str) -> tuple[Any, Path, Path]:
 @pytest.mark.parametrize("case", CASES)
 def test_peft_opens_the_tuned_model(tmp_path: Path, case: str) -> None:
     kind, base, after = pair(tmp_path, case)
-    extract_adapter(ExtractOptions(str(base), str(after), 64), tmp_path / "adapter")
+    done = extract_adapter(ExtractOptions(str(base), str(after), 64), tmp_path / "adapter")
+    assert done.errors
+    assert max(done.errors.values()) < 1e-4
     wanted = outputs(opened(kind, after))
     assert not torch.allclose(outputs(opened(kind, base)), wanted, atol=1e-3)
     with warnings.catch_warnings():

@@ -70,7 +70,7 @@ def live_modules(config: Mapping[str, Any], tensors: Mapping[str, Recipe[Place]]
     kinds = {name: type(owner) for name, owner in owners.items()}
     refused = _REFUSED_BY_PEFT if "mamba" in str(config.get("model_type")) else None
     transposed = {n for n, kind in kinds.items() if kind.__name__ == "Conv1D" and n.endswith(".weight")}
-    linear = {n for n, kind in kinds.items() if kind is nn.Linear and n.endswith(".weight")}
+    linear = {n for n, kind in kinds.items() if _is_linear(kind) and n.endswith(".weight")}
     every = dict(model.named_parameters(remove_duplicate=False))
     uses = Counter(map(id, every.values()))
     return LiveModules(
@@ -104,6 +104,11 @@ def _model_on_meta(transformers: Any, config: Mapping[str, Any], where: str) -> 
     except Exception as error:  # noqa: BLE001  (code of other models)
         raise Unsupported(f"{where}: transformers cannot build this model: {type(error).__name__}: {error}") from None
     return model
+
+
+def _is_linear(kind: type[nn.Module]) -> bool:
+    """Return True for a layer whose product PEFT may add to: other subclasses of Linear are routers and the like."""
+    return kind is nn.Linear or kind.__name__ == "FalconLinear"
 
 
 def _names(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], where: str) -> dict[str, str]:
