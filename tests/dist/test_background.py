@@ -307,3 +307,32 @@ def batch_norms(root: str) -> list[float]:
 
 def test_a_buffer_is_never_a_mix_of_ranks(tmp_path: Path) -> None:
     assert run_ranks(2, batch_norms, str(tmp_path)) == [[1.0]] * 2
+
+
+def steps_right_after_restore(root: str) -> list[float]:
+    """Losses of FSDP2 on this rank, of steps that follow a restore at once."""
+    losses: list[float] = []
+    for _ in range(6):
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(20)]
+        for block in blocks:
+            fully_shard(block)
+        model = fully_shard(nn.Sequential(*blocks))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with holdfast.Checkpointer(root) as checkpointer:
+            restored = checkpointer.restore({"model": model, "optimizer": optimizer})
+            for _ in range(2 if restored else 1):
+                loss = model(torch.ones(8, 32)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if restored is None:
+                checkpointer.save(1, {"model": model, "optimizer": optimizer}).result(60)
+            else:
+                losses.append(loss.item())
+    return losses
+
+
+def test_one_rank_of_fsdp2_trains_while_its_first_save_gets_ready(tmp_path: Path) -> None:
+    (losses,) = run_ranks(1, steps_right_after_restore, str(tmp_path))
+    assert len(losses) == 5 and len(set(losses)) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import holdfast
 from holdfast.checkpoint.lineage import Lineage
 from holdfast.checkpoint.run_identity import RunKey
 from holdfast.core.errors import NoArena, PeerFailed, StorageError
 from holdfast.core.events import Event
+from holdfast.core.names import step_folder
 from holdfast.core.ranks import SingleProcess
 from holdfast.core.warnings import PendingWarnings
 from holdfast.engine import flight as flight_module
@@ -277,6 +280,43 @@ def test_a_restored_state_that_was_not_written_is_no_parent(make: Callable[..., 
     written.fail(PeerFailed("full"))
     bench.save(9, origin=Lineage(7, parent=5))
     assert bench.writer.orders[-1].lineage.parent == 5
+
+
+class OnThreads(nn.Module):
+    """A model that remembers the threads on which its state is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.threads: set[threading.Thread] = set()
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        self.threads.add(threading.current_thread())
+        return super().state_dict(*arguments, **options)
+
+
+@pytest.mark.parametrize("when", ["before the first step", "after it", "restored"])
+def test_objects_of_the_state_are_called_on_the_callers_thread_only(tmp_path: Path, when: str) -> None:
+    model = OnThreads()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer}
+
+    def step() -> None:
+        model.layer(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    if when != "before the first step":
+        step()
+    if when == "restored":
+        holdfast.save(tmp_path / step_folder(1), state, step=1)
+    events: list[str] = []
+    with holdfast.Checkpointer(tmp_path, on_event=lambda event: events.append(event.name)) as checkpointer:
+        checkpointer.restore(state) if when == "restored" else checkpointer.prepare(state)
+        for _ in range(2):  # without a step before it, a run plans ahead of the second one
+            step()
+        assert "planned" in events  # before any save
+        checkpointer.save(2, state).result(60)
+    assert model.threads == {threading.current_thread()}
 
 
 def test_a_first_save_after_prepare_finds_the_state_in_the_cache(

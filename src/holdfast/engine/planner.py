@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.collector import paused_collector
-from holdfast.core.errors import HoldfastError, LayoutError, NoArena
+from holdfast.core.errors import LayoutError, NoArena
 from holdfast.core.events import Event
 from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.flight import FlightControl, RunSession
@@ -136,7 +136,7 @@ class Planner:
 
         Optimizers are hooked, and a thread allocates the arena with its expected size. Ranks whose
         optimizers have stepped plan now. Other ranks plan in the first save, where they meet; a
-        single process plans as soon as its optimizers have stepped.
+        single process plans as soon as its optimizers have stepped, and gets ready on a thread.
         """
         from holdfast.adapters.saving.optimizer_forecast import missing_state_tensors
 
@@ -153,11 +153,11 @@ class Planner:
         if ranks.all_max([int(has_unstepped)])[0]:
             if ranks.world == 1:
                 self._plan_after_step(ranks, state, optimizers)
-        elif ranks.world == 1:
-            self._plan_on_thread(ranks, state)
         else:
             self.plan_layout(ranks, state)
-            self._rehearse(state)
+            local = self._rehearse(state)
+            if ranks.world == 1:
+                self._make_ready_on_thread(ranks, local)
 
     def _probe_arena(self, devices: Iterable[torch.device]) -> None:
         """Load what copies need and measure them, on the thread that allocated the arena."""
@@ -173,37 +173,47 @@ class Planner:
                 return True  # a save has planned in the meantime
             if any(missing_state_tensors(optimizer) for optimizer in optimizers):
                 return False
-            self._plan_on_thread(ranks, state)
+            try:
+                self.plan_layout(ranks, state)
+            except Exception as error:  # noqa: BLE001  (the save raises it again)
+                self._emit("planned", detail=f"not ahead of the first save: {error}")
+                return True
+            self._make_ready_on_thread(ranks, self._rehearse(state))
             return True
 
         self._capturer.hooks.each_step(plan_if_stepped)
 
-    def _plan_on_thread(self, ranks: Ranks, state: MutableMapping[str, Any]) -> None:
+    def _make_ready_on_thread(self, ranks: Ranks, local: LocalState | None) -> None:
+        """Wait for the arena, give the writer its job and try the copies, beside the training.
+
+        The thread reads tensors and calls no object of the state: FSDP2's state_dict() reshards modules whose
+        forward runs, and others' may be no safer.
+        """
         from holdfast.capture.cuda_threads import current_device, enter_thread
 
         device = current_device()
 
-        def plan() -> None:
+        def make_ready() -> None:
             try:
                 enter_thread(device)
-                self.plan_layout(ranks, state)
                 self.make_ready(ranks)
-                self._rehearse(state)
-            except HoldfastError as error:  # the save raises it again
-                self._emit("planned", detail=f"not ahead of the first save: {error}")
+                if local is not None and self.ready is not None and not self._arena.has_card():
+                    self._capturer.rehearse(local.sources(self.ready.plan), self.ready.targets)
+            except Exception as error:  # noqa: BLE001  (the save raises it again, if it matters there)
+                self._emit("planned", detail=f"not ready ahead of the first save: {error}")
 
-        self._thread = threading.Thread(target=plan, name="holdfast-plan", daemon=True)
+        self._thread = threading.Thread(target=make_ready, name="holdfast-ready", daemon=True)
         self._thread.start()
 
-    def _rehearse(self, state: MutableMapping[str, Any]) -> None:
-        """Do what a save does of a plan, so that the first one finds caches filled."""
+    def _rehearse(self, state: MutableMapping[str, Any]) -> LocalState | None:
+        """Collect the state as a save does, so that the first one finds caches filled."""
         try:
             for _ in range(2):  # collected, then found in the cache
                 local = self._collect_own(state)
-            if local is not None and self.ready is not None and not self._arena.has_card():
-                self._capturer.rehearse(local.sources(self.ready.plan), self.ready.targets)
         except Exception as error:  # noqa: BLE001  (the save raises it again, if it matters there)
             self._emit("planned", detail=f"without a rehearsal: {error}")
+            return None
+        return local
 
     # In a save.
 
