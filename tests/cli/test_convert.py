@@ -268,6 +268,12 @@ def test_a_checkpoint_of_megatron_with_padded_tokens_becomes_a_model_that_opens(
     tokens = torch.arange(20)[None]
     assert torch.equal(opened(tokens).logits, model(tokens).logits)
 
+    for source, names in ((tmp_path / "model_optim_rng.pt", ()), (tmp_path / "out", ("--map", "llama-megatron"))):
+        unopened = tmp_path / f"megatron-{len(names)}"
+        said = call("convert", source, unopened, "--config", tmp_path / "config.json", "--to", "hf", *names).output
+        assert "the names are Megatron's" in said and "open it with" not in said
+        assert not (unopened / "config.json").exists()  # from_pretrained fails, in place of a model of initial values
+
 
 def test_how_to_open_it_is_said_where_that_works(tmp_path):
     (tmp_path / "hub").mkdir()

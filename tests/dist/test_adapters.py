@@ -114,7 +114,7 @@ def _train(base: str, root: str, way: str, cases: tuple[str, ...], victim: bool)
     return losses
 
 
-@pytest.mark.sliced(7)
+@pytest.mark.sliced(14)
 @pytest.mark.parametrize(
     ("way", "cases"),
     [

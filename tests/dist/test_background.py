@@ -312,12 +312,13 @@ def test_a_buffer_is_never_a_mix_of_ranks(tmp_path: Path) -> None:
 def steps_right_after_restore(root: str) -> list[float]:
     """Losses of FSDP2 on this rank, of steps that follow a restore at once."""
     losses: list[float] = []
-    for _ in range(6):
+    for _ in range(4):
         torch.manual_seed(0)
         blocks = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(20)]
         for block in blocks:
             fully_shard(block)
-        model = fully_shard(nn.Sequential(*blocks))
+        model = nn.Sequential(*blocks)
+        fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters())
         with holdfast.Checkpointer(root) as checkpointer:
             restored = checkpointer.restore({"model": model, "optimizer": optimizer})
@@ -335,4 +336,4 @@ def steps_right_after_restore(root: str) -> list[float]:
 
 def test_one_rank_of_fsdp2_trains_while_its_first_save_gets_ready(tmp_path: Path) -> None:
     (losses,) = run_ranks(1, steps_right_after_restore, str(tmp_path))
-    assert len(losses) == 5 and len(set(losses)) == 1
+    assert len(losses) == 3 and len(set(losses)) == 1

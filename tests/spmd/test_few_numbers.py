@@ -106,6 +106,7 @@ def _cornered():
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_ranks_with_nothing_shards_of_shards_and_nan():
     for rank in run_ranks(RANKS, _cornered, deadline_s=300):

@@ -17,6 +17,7 @@ from holdfast.convert.check_transposes import check_transposes
 from holdfast.convert.dequantize import Recoded, dequantized
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, map_source
+from holdfast.convert.megatron_extras import has_megatron_names
 from holdfast.convert.open_source import open_source
 from holdfast.convert.paddle_linears import (
     PADDLE_FORMATS,
@@ -82,6 +83,12 @@ class Converted:
     ready: bool = True  # whether the weights fit the format's library
 
 
+_UNOPENED = (
+    "the names are Megatron's, with which from_pretrained would give every weight an initial value: config.json is "
+    "left out. --map llama-from-megatron and its kind give the hub's names"
+)
+
+
 class Conversion:
     """A source laid out for a format. The output is planned, and no tensor has been read."""
 
@@ -102,6 +109,11 @@ class Conversion:
             check_transposes(self.source.contents, contents)
         oriented = self._oriented(contents)
         contents, self.ready = oriented.contents, oriented.ready
+        unopened: tuple[str, ...] = ()
+        keys = [key for group in contents.groups.values() for key in group.tensors]
+        if options.to == "hf" and has_megatron_names(keys) and "auto_map" not in (config_of(small) or {}):
+            unopened, self.ready = (_UNOPENED,), False
+            small = {name: data for name, data in small.items() if name != "config.json"}
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         all_groups = contents.groups
         selected = select_contents(contents, options.only, options.remove, self.source.contents)
@@ -109,7 +121,7 @@ class Conversion:
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
-        self._notes = (*recoded.notes, *mapped.notes, *oriented.notes, *self._notes)
+        self._notes = (*recoded.notes, *mapped.notes, *oriented.notes, *unopened, *self._notes)
         plans, plan_notes = plans_for_format(plans, self.contents, options.to)
         self._notes += plan_notes
         manifest = source.manifest
