@@ -63,6 +63,7 @@ def test_lines_about_evaluations_and_saves(name, values, text):
     assert _notice(name, 7, values) == text
 
 
+@pytest.mark.full
 @pytest.mark.timeout(500)
 def test_trains_on_two_ranks_and_goes_on_with_one(tmp_path: Path):
     few = ["--set", f"train.folder={tmp_path}", "--set", "data.evaluation_samples=4"]

@@ -285,6 +285,7 @@ def begin_rows_again(root: str) -> tuple[Any, list[str], bool]:
     return found, [str(warning.message) for warning in caught], right
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hosts", [HOSTS, ["south", "north", "south", "north"]])
 def test_the_memory_of_several_hosts_is_written_by_the_next_start(tmp_path: Path, hosts: list[str]) -> None:
     victims = Victims(4, fail_on_two_hosts, str(tmp_path), hosts=HOSTS)

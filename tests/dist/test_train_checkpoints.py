@@ -101,6 +101,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     return Truth(root, after, root / "pretrained", theirs.state_dict())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_state_goes_through_every_layout_and_stays_the_same_bytes(truth: Truth, tmp_path: Path, layout: str) -> None:

@@ -231,6 +231,7 @@ def test_every_rank_learns_soon_that_nothing_can_be_created(small: Path) -> None
     assert restored(small) == (2, 2.0), "it was kept in memory"
 
 
+@pytest.mark.full
 def test_a_root_without_an_identity_leaves_nothing_in_memory(small: Path) -> None:
     """No later start could tell that it is this root's."""
     holdfast.save(small / "step-000000000001", {"w": torch.ones(3)}, step=1)

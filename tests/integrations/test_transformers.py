@@ -61,7 +61,7 @@ SCENARIOS = {
     ),
     "mixin": Killed(CASES, "run_mixin", 1, ({"logging_steps": 3},)),
 }
-QUICK = ("one process, order of a stream", "FSDP2")
+QUICK = ("FSDP2",)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from tests.objects.work import files_of, restore, save_once, save_twice
 HOSTS = {"one": ["a", "a"], "two": ["a", "a", "b", "b"]}
 
 
+@pytest.mark.full
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize(("hosts", "dim"), [("two", 1), ("one", 0)])
 def test_any_number_of_hosts_writes_the_bytes_of_a_local_save(root: str, tmp_path: Path, hosts: str, dim: int) -> None:

@@ -265,6 +265,7 @@ def _strided() -> list[str]:
     return wrong
 
 
+@pytest.mark.full
 def test_rows_cut_as_fsdp_beside_tp_cuts_them():
     assert run_ranks(4, _strided, deadline_s=240) == [[]] * 4
 
