@@ -18,7 +18,7 @@ from holdfast.engine.flight import FlightControl, RunSession
 from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.rank_plan import RankPlan, forecast_arena_bytes, plan_rank
 from holdfast.engine.state_machine import StateMachine
-from holdfast.engine.survey import Surveyor
+from holdfast.engine.survey import LayoutSurvey, Surveyor
 from holdfast.storage.local import LocalStorage
 from holdfast.writer.messages import AssignJob
 
@@ -154,7 +154,7 @@ class Planner:
             if ranks.world == 1:
                 self._plan_after_step(ranks, state, optimizers)
         else:
-            self.plan_layout(ranks, state)
+            self.plan_layout(ranks, state, layout)
             local = self._rehearse(state)
             if ranks.world == 1:
                 self._make_ready_on_thread(ranks, local)
@@ -248,10 +248,14 @@ class Planner:
         return LocalState(collected, collected.value_reports(plan.agreement.partitioned, on_devices=False))
 
     @paused_collector()
-    def plan_layout(self, ranks: Ranks, state: MutableMapping[str, Any]) -> LocalState:
-        """Survey all ranks and plan for those of this host. Collective."""
+    def plan_layout(
+        self, ranks: Ranks, state: MutableMapping[str, Any], layout: LayoutSurvey | None = None
+    ) -> LocalState:
+        """Survey all ranks, unless their layout is given, and plan for those of this host. Collective."""
         started = time.perf_counter()
-        survey = self.surveyor.survey(ranks, state, self._session.storage.name)
+        if layout is None:
+            layout = self.surveyor.survey_layout(ranks, state, self._session.storage.name)
+        survey = self.surveyor.compare_replicas(ranks, layout)
         plan = plan_rank(ranks, survey, self._options)
         self._move(PlanState.PLANNED, plan)
         self._emit("planned", bytes=plan.arena_bytes, seconds=time.perf_counter() - started)

@@ -69,9 +69,12 @@ class Surveyor:
 
     def survey(self, ranks: Ranks, state: MutableMapping[str, Any], target: str) -> Survey:
         """Collect the state of every rank and agree on one layout; every rank returns or raises alike."""
+        return self.compare_replicas(ranks, self.survey_layout(ranks, state, target))
+
+    def compare_replicas(self, ranks: Ranks, layout: LayoutSurvey) -> Survey:
+        """Find the tensors whose replicas differ, if tensors were added or removed, and take the values. Collective."""
         from holdfast.adapters.saving.agreement import differing_replicas, plain_values
 
-        layout = self.survey_layout(ranks, state, target)
         agreement = layout.agreement
         names = frozenset(agreement.tensors)
         own = layout.collected.by_name()
