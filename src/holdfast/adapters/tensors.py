@@ -110,7 +110,7 @@ class LikeShard:
     tensor: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: each save makes one per tensor, and frozen ones take twice as long
 class Holder:
     """A tensor as one rank holds it: global shape, held parts, layout over the ranks, local tensor."""
 

@@ -95,7 +95,7 @@ def _whole(memory: torch.Tensor, at: int, span: ArenaSpan) -> torch.Tensor | Non
     return raw.view(span.held.sizes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: each save makes one per tensor, and frozen ones take twice as long
 class CopyItem:
     """A span of the arena, its target, and the live shard to copy; `owned` if an optimizer step guards it."""
 

@@ -43,6 +43,15 @@ def test_without_a_cast_bits_are_kept(dtype):
     assert (found[:3, 1].tobytes() == data.tobytes()) and not found[3].any() and not found[:, 0].any()
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_a_row_is_converted_from_its_stored_dtype_wherever_it_lies_in_memory(stored):
+    held, values = torch.zeros(9), torch.randn(5).to(stored)
+    memory = np.zeros(1 + 5 * stored.itemsize, np.uint8)
+    memory[1:] = values.view(torch.uint8).numpy()  # an address that no element may have
+    FlatTensor(held, stored).write(2 * stored.itemsize, 0, memory[1:].reshape(1, -1))
+    assert torch.equal(held, torch.cat([torch.zeros(2), values.float(), torch.zeros(2)]))
+
+
 def test_a_single_element_may_have_any_stride():
     held = torch.zeros(10)[::5][:1]
     assert held.stride() == (5,) and held.is_contiguous()

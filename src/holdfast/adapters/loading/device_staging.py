@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from holdfast.adapters.tensors import RAW_DTYPES
@@ -13,6 +14,7 @@ from holdfast.plan.files import RawArray
 from holdfast.plan.staging import HostStaging, Staging, threads_and_buffer_bytes
 
 _BUFFERS = 2  # per thread: one is read into while the other is copied
+_NUMPY_DTYPES = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 _LARGEST_BUFFER_BYTES = 8 * MIB  # threads that begin many small copies wait for each other
 
 
@@ -33,14 +35,10 @@ class FlatTensor:
 
     def write(self, at: int, pitch: int, rows: RawArray) -> None:
         count, width = rows.shape
-        data = torch.from_numpy(rows)
         if count == 1:
-            if self._bytes is not None:
-                self._bytes[at : at + width].copy_(data[0], non_blocking=True)
-            else:
-                found = data[0].to(self._elements.device, non_blocking=True).view(self._stored)
-                self._elements[at // self._item : (at + width) // self._item].copy_(found)
+            self._write_row(at, rows[0])
             return
+        data = torch.from_numpy(rows)
         # The rows with the bytes between them make one copy; the device picks them out and converts them.
         reach = (count - 1) * data.stride(0) + width
         found = data.as_strided((reach,), (1,)).to(self._elements.device, non_blocking=True).view(self._stored)
@@ -48,6 +46,19 @@ class FlatTensor:
         source = found.as_strided(sizes, (data.stride(0) // self._item, 1))
         start = self._elements.storage_offset() + at // self._item
         self._elements.as_strided(sizes, (pitch // self._item, 1), start).copy_(source)
+
+    def _write_row(self, at: int, row: RawArray) -> None:
+        """Write bytes without gaps. Each call of torch lets go of the GIL, for which all threads queue: few calls."""
+        width = row.size
+        if self._bytes is not None:
+            self._bytes[at : at + width].copy_(torch.from_numpy(row), non_blocking=True)
+            return
+        found = self._as_stored(row).to(self._elements.device, non_blocking=True)
+        self._elements[at // self._item : (at + width) // self._item].copy_(found)
+
+    def _as_stored(self, row: RawArray) -> torch.Tensor:
+        array = _NUMPY_DTYPES.get(self._stored)
+        return torch.from_numpy(row).view(self._stored) if array is None else torch.from_numpy(row.view(array))
 
 
 def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours: int) -> Staging:

@@ -52,7 +52,7 @@ from holdfast.plan.state_values import (
 from holdfast.plan.subclass_keys import SUBCLASSES, entry_name
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: each save makes one per tensor, and frozen ones take twice as long
 class SaveItem:
     """A tensor of which this rank holds parts: its group, key and role.
 
