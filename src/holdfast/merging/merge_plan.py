@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from holdfast.core.errors import InvalidArgument, Mismatch, NotFound
+from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.core.names import natural_key
 from holdfast.format.dtypes import DType, dtype_named
+from holdfast.merging.joined_tokens import JoinedTokens, join_tokens
 from holdfast.merging.merge_options import MergeOptions, base_position
 from holdfast.merging.methods import METHODS, method_named
 from holdfast.merging.methods.base import MergeMethod, MethodParameter, TensorTask
 from holdfast.merging.model_input import InputModel, TensorSource, find_tied
 from holdfast.merging.output_keys import OutputKey, SlicedKeys, whole_keys
 from holdfast.merging.parameter_settings import Scalar, Setting, Settings
-from holdfast.merging.token_ids import conflict, read_token_ids
-from holdfast.merging.token_union import TokenUnion, join_tokens
+from holdfast.merging.token_ids import TokenIds, conflict, read_token_ids
 
 _SHOWN = 5
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -73,7 +73,7 @@ class MergePlan:
     tensors: Mapping[str, MergedTensor]
     removed: RemovedKeys
     layers: tuple[tuple[int, int], ...]  # of slices: for each layer of the output a model and its layer
-    tokens: TokenUnion | None = None
+    tokens: JoinedTokens | None = None
 
 
 def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan:
@@ -83,8 +83,8 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     _check_names(method, options)
     _check_base(method, options)
     donor = _donor(options, models, base)
-    joins = options.tokens == "union" or (options.tokens == "donor" and _can_be_joined(models))
-    tokens = join_tokens(models, donor, base, append=options.tokens == "union") if joins else None
+    known = _known_tokens(options, models)
+    joined = None if known is None else join_tokens(models, known, donor, base, append=options.tokens == "union")
     outputs, origins = _outputs(options, models, donor)
     for count, has_base in {(len(out.inputs), base in [i.model for i in out.inputs]) for out in outputs}:
         _check_models(method, count, has_base=has_base)
@@ -93,14 +93,14 @@ def plan_merge(options: MergeOptions, models: Sequence[InputModel]) -> MergePlan
     problems = _problems(outputs, models)
     if not options.slices:
         problems += _superfluous(outputs, models, donor, options.remove)
-    if not joins and options.tokens != "rows":
+    if joined is None and options.tokens != "rows":
         problems += _token_problems(models, donor)
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise Mismatch("the models do not fit together:\n  " + "\n  ".join(problems[:_SHOWN]) + more)
     planner = _TensorPlanner(options, method, models, base)
     tensors = {out.key: planner.tensor(out) for out in sorted(outputs, key=lambda out: natural_key(out.key))}
-    return MergePlan(method, tuple(models), base, donor, tensors, removed, tuple(origins), tokens)
+    return MergePlan(method, tuple(models), base, donor, tensors, removed, tuple(origins), joined)
 
 
 def _outputs(
@@ -241,9 +241,23 @@ def _vocabulary_hint(found: TensorSource, wanted: TensorSource) -> str:
     return "; if these are vocabularies of different sizes, join them with tokens='union' (--tokens union)"
 
 
-def _can_be_joined(models: Sequence[InputModel]) -> bool:
-    """Return True if the tokens of every model are known. If not, the models must not differ in them."""
-    return all(read_token_ids(model) is not None for model in models)
+def _known_tokens(options: MergeOptions, models: Sequence[InputModel]) -> list[TokenIds] | None:
+    """Return the tokens of the models to join; None if they are not to be joined.
+
+    With tokens="donor" models whose tokens are not known must not differ in them; with "union" they raise Unsupported.
+    """
+    if options.tokens not in ("union", "donor"):
+        return None
+    found = [read_token_ids(model) for model in models]
+    known = [tokens for tokens in found if tokens is not None]
+    if len(known) == len(models):
+        return known
+    if options.tokens == "donor":
+        return None
+    without = next(model for model, tokens in zip(models, found, strict=True) if tokens is None)
+    raise Unsupported(
+        f"{without.path}: tokens can only be joined with a tokenizer.json; tokens='rows' merges row by row"
+    )
 
 
 def _token_problems(models: Sequence[InputModel], donor: int) -> list[str]:

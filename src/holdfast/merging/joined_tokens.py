@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.core.errors import Mismatch, Unsupported
+from holdfast.core.errors import Mismatch
 from holdfast.merging.model_input import InputModel, TensorSource, find_tied
 from holdfast.merging.row_source import NOWHERE, GatheredRows, RowOrigins
-from holdfast.merging.token_ids import TokenIds, read_token_ids, regular_difference
+from holdfast.merging.token_ids import TokenIds, regular_difference
 
 _VOCABULARY = re.compile(
     r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|lm_head|embed_out|output)\.(?:weight|bias)"
@@ -27,7 +27,7 @@ _STEP = 64  # rows are padded to multiples of this, as most models are
 
 
 @dataclass(frozen=True, slots=True)
-class TokenUnion:
+class JoinedTokens:
     """The joined vocabulary: its rows, the appended tokens with their definitions, and what each model got."""
 
     rows: int
@@ -45,12 +45,13 @@ class TokenUnion:
         return f"tokens joined: {len(self.appended)} appended, filled: {filled or 'none'}{without}; {self.rows} rows"
 
 
-def join_tokens(models: Sequence[InputModel], donor: int, base: int | None, *, append: bool) -> TokenUnion:
+def join_tokens(
+    models: Sequence[InputModel], tokens: Sequence[TokenIds], donor: int, base: int | None, *, append: bool
+) -> JoinedTokens:
     """Replace the embeddings of every model by ones with a row for every token of all models, or of the donor.
 
-    Raises Unsupported for a model without tokenizer.json, Mismatch for a tokenizer with other regular tokens.
+    Raises Mismatch for a tokenizer with other regular tokens than the donor's.
     """
-    tokens = [_tokens_of(model) for model in models]
     for model, own in zip(models, tokens, strict=True):
         difference = regular_difference(model, own, models[donor], tokens[donor])
         if difference is not None:
@@ -81,16 +82,7 @@ def join_tokens(models: Sequence[InputModel], donor: int, base: int | None, *, a
         for m, own in zip(models, tokens, strict=True)
     }
     table = {"rows": rows, "rows_before": before, "appended": {t: int(f["id"]) for t, f in appended.items()}}
-    return TokenUnion(rows, appended, {**table, "filled": filled, "left_out": left_out})
-
-
-def _tokens_of(model: InputModel) -> TokenIds:
-    found = read_token_ids(model)
-    if found is None:
-        raise Unsupported(
-            f"{model.path}: tokens can only be joined with a tokenizer.json; tokens='rows' merges row by row"
-        )
-    return found
+    return JoinedTokens(rows, appended, {**table, "filled": filled, "left_out": left_out})
 
 
 def _row_count(model: InputModel, keys: Sequence[str]) -> int:
