@@ -13,9 +13,10 @@ import torch
 
 import holdfast
 from holdfast.checkpoint.reading import Loading
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound
 from holdfast.storage.local import LocalReader
 from tests.cli.calls import call, process
+from tests.convert.megatron import CONFIG, write_hub, write_iteration, write_run
 from tests.sources.paddle.folders import states_of, write_group
 
 MAPPING = "0.weight^T -> first.kernel  # Paddle's orientation\n2.weight -> last.a, last.b, axis=1\n"
@@ -273,6 +274,48 @@ def test_a_checkpoint_of_megatron_with_padded_tokens_becomes_a_model_that_opens(
         said = call("convert", source, unopened, "--config", tmp_path / "config.json", "--to", "hf", *names).output
         assert "the names are Megatron's" in said and "open it with" not in said
         assert not (unopened / "config.json").exists()  # from_pretrained fails, in place of a model of initial values
+
+
+def test_the_root_of_a_megatron_run_and_the_folder_of_its_config_are_enough(tmp_path):
+    root, hub = write_run(tmp_path / "run", 50, 100), write_hub(tmp_path / "hub")
+    command = ("convert", root, tmp_path / "out", "--to", "hf", "--map", "llama-from-megatron-dist", "--config", hub)
+    done = call(*command)
+    assert done.exit_code == 0, done.exception
+    assert f"read from its newest iteration, {root}/iter_0000100" in done.output and "open it with" in done.output
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == CONFIG
+    assert f"from {root}/iter_0000050: would write" in call(*command, "--step", 50, "--force", "--dry-run").output
+    assert call("show", root).output.startswith(f"{root}/iter_0000100\nstep 100")
+    found = call("show", root, "--step", 7).exception
+    assert isinstance(found, NotFound) and str(found) == f"{root} has no step 7; it has 50, 100"
+    found = call(*command[:-1], root).exception
+    assert isinstance(found, NotFound) and str(found) == f"--config {root}: the folder has no config.json"
+
+
+def test_a_config_of_another_model_is_refused_for_megatrons_names(tmp_path):
+    source = write_iteration(tmp_path / "iter_0000100")
+    options = ("--to", "hf", "--map", "llama-from-megatron-dist", "--config")
+    hub = write_hub(tmp_path / "hub", num_attention_heads=8, num_key_value_heads=4, head_dim=4)  # the same shapes
+    found = call("convert", source, tmp_path / "out", *options, hub).exception
+    assert isinstance(found, Mismatch)
+    assert "num_attention_heads is 8, and the checkpoint has 4; num_key_value_heads is 4, and the c" in str(found)
+    (source / "common.pt").unlink()
+    done = call("convert", source, tmp_path / "out", *options, hub)
+    assert done.exit_code == 0 and "num_key_value_heads 4 of config.json are taken as they are" in done.output
+    more = write_hub(tmp_path / "more", num_hidden_layers=3)
+    assert "num_hidden_layers is 3" in call("convert", source, tmp_path / "o", *options, more, "--dry-run").output
+
+
+def test_the_mapping_is_named_where_it_was_left_out_or_is_another(tmp_path):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    command = ("convert", source, tmp_path / "out", "--dry-run")
+    assert "did you mean --map from-megatron-dist --config FOLDER" in call(*command).output
+    assert "did you mean" not in call(*command, "--to", "dcp").output
+    assert "did you mean --map llama-from-megatron-dist?" in call(*command, "--to", "hf", "--config", hub).output
+    for name in ("llama-from-megatron", "from_megatron", "gpt2-from-megatron"):
+        done = call(*command, "--to", "hf", "--config", hub, "--map", name)
+        assert "did you mean --map llama-from-megatron-dist?" in done.output
+    fits = call(*command, "--to", "hf", "--config", hub, "--map", "from-megatron-dist")
+    assert fits.exit_code == 0 and "did you mean" not in fits.output
 
 
 def test_how_to_open_it_is_said_where_that_works(tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -20,14 +23,24 @@ def torch_file(value: Any, *, zipped: bool = True) -> bytes:
     return packed.getvalue()
 
 
-def save_dcp(path: Path, state: dict[str, Any]) -> Path:
+def save_dcp(path: Path, state: dict[str, Any], **options: Any) -> Path:
     """A checkpoint of torch.distributed.checkpoint, written by one process."""
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=path, no_dist=True)
+        dcp.save(state, checkpoint_id=path, no_dist=True, **options)
     return path
+
+
+def megatron_class(monkeypatch: pytest.MonkeyPatch, module: str, known: Any) -> Any:
+    """A class under the name that it has in Megatron, which is not installed, so that pickles name it."""
+    for end in [n for n, letter in enumerate(module) if letter == "."] + [len(module)]:
+        if module[:end] not in sys.modules:
+            monkeypatch.setitem(sys.modules, module[:end], types.ModuleType(module[:end]))
+    known.__module__ = module
+    monkeypatch.setattr(sys.modules[module], known.__name__, known, raising=False)
+    return known
 
 
 def trained(seed: int = 0, *, tied: bool = True) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -81,7 +81,9 @@ _HINTS = {
 @click.option("--max-shard-size", default="5GB", show_default=True, help="The maximum size of a file.")
 @click.option("--tp-degree", type=click.IntRange(1), help="The TP degree of fused weights, if it affects their order.")
 @click.option(
-    "--config", metavar="FILE", help="The model's config.json, if SRC has none: for built-in mappings and DST."
+    "--config",
+    metavar="PATH",
+    help="The model's config.json, or the folder with it, if SRC has none: for built-in mappings and DST.",
 )
 @click.option(
     "--linear-weights",
@@ -127,13 +129,14 @@ def command(
     holdfast convert runs/llama small --only model --remove "*.rotary_emb.inv_freq"
     holdfast convert deepseek-fp8 deepseek --to hf --dequantize bfloat16
     holdfast convert llama llama-fp8 --to hf --quantize fp8-block128
-    holdfast convert megatron/iter_0001000 llama --to hf --map llama-from-megatron-dist --config config.json
+    holdfast convert megatron-run llama --to hf --map llama-from-megatron-dist --config hub-folder
     torchrun --nproc-per-node 8 -m holdfast convert SRC DST
 
-    If SRC is a run's root, its newest step is converted, or --step. Tensors are streamed a few blocks at a
-    time, and DST appears atomically. A mapping renames and reshapes tensors; the optimizer state
-    follows its parameters. --dry-run shows what would be written and all problems. Exit code 0:
-    success. 1: SRC is damaged, or a dry run found problems. 2: usage error.
+    If SRC is a run's root, Megatron's too, its newest step is converted, or --step. Tensors are
+    streamed a few blocks at a time, and DST appears atomically. A mapping renames and reshapes
+    tensors; the optimizer state follows its parameters. --dry-run shows what would be written and
+    all problems. Exit code 0: success. 1: SRC is damaged, or a dry run found problems. 2: usage
+    error.
     """
     rank, _ = launched_rank()
     with report_on_first_rank(rank):
@@ -166,12 +169,17 @@ def command(
 
 
 def _read_config(path: str) -> dict[str, Any]:
+    file_path = Path(path).expanduser()
+    if file_path.is_dir():
+        file_path /= "config.json"
+        if not file_path.is_file():
+            raise NotFound(f"--config {path}: the folder has no config.json")
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with file_path.open("rb") as file:
             data = file.read(limits.JSON_BYTES)
     except OSError as error:
         raise NotFound(f"--config {path}: {error.strerror}") from None
-    fields = strictjson.loads(data, path)
+    fields = strictjson.loads(data, str(file_path))
     if not isinstance(fields, dict):
         raise InvalidArgument(f"--config {path}: expected a JSON object, as in a config.json")
     return fields

@@ -128,6 +128,7 @@ def open_path(path: str) -> Any:
     from holdfast.api import open_checkpoint
     from holdfast.checkpoint.catalog import newest_readable
     from holdfast.checkpoint.checkpoint import Checkpoint
+    from holdfast.sources import open_newest_iteration
     from holdfast.storage import is_checkpoint, shared_storage_at
 
     path = with_deadline(path)
@@ -140,4 +141,7 @@ def open_path(path: str) -> Any:
         newest = newest_readable(storage, lambda text: click.echo(clean(f"holdfast: {text}"), err=True))
         if newest is not None:
             return Checkpoint(storage, newest.folder)
+        iteration = open_newest_iteration(path)
+        if iteration is not None:
+            return iteration
     return open_checkpoint(path)

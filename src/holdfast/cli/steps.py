@@ -1,4 +1,4 @@
-"""Paths of checkpoints as people type them: `runs/llama/step-40`, or a root with `--step 40`."""
+"""Paths of checkpoints as people type them: `runs/llama/step-40`, or a root with `--step 40`, Megatron's too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from click.shell_completion import CompletionItem
 
 from holdfast.checkpoint.catalog import living_steps
 from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.core.names import folder_step, step_folder
+from holdfast.core.names import step_folder
+from holdfast.sources.megatron_run import iteration_step
 from holdfast.storage import is_checkpoint, shared_storage_at
 from holdfast.storage.base import SharedStorage
 
@@ -75,17 +76,16 @@ def folder_of_step(path: str, step: int) -> str:
         raise NotFound(f"{path}: no such folder")
     if is_checkpoint(storage):
         raise InvalidArgument(f"--step {step} chooses a step of a root, and {path} is a checkpoint; give its root")
-    if step_folder(step) not in _folders(storage):
-        raise NotFound(f"{path} has no step {step}; {_steps_text(storage)}")
-    return f"{plain.rstrip('/')}/{step_folder(step)}{mark}{options}"
+    folders = storage.folders()
+    iterations = {number: folder for folder in folders if (number := iteration_step(folder)) is not None}
+    folder = step_folder(step) if step_folder(step) in folders else iterations.get(step)
+    if folder is None:
+        raise NotFound(f"{path} has no step {step}; {_steps_text(storage, sorted(iterations))}")
+    return f"{plain.rstrip('/')}/{folder}{mark}{options}"
 
 
-def _folders(storage: SharedStorage) -> set[str]:
-    return {folder for folder in storage.folders() if folder_step(folder) is not None}
-
-
-def _steps_text(storage: SharedStorage) -> str:
-    steps = [str(entry.step) for entry in living_steps(storage)]
+def _steps_text(storage: SharedStorage, iterations: list[int]) -> str:
+    steps = [str(step) for step in [entry.step for entry in living_steps(storage)] or iterations]
     if not steps:
         return "it has no steps"
     shown = ", ".join(steps[-_LISTED:])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.convert.megatron_config import check_config
 from holdfast.convert.megatron_extras import leads_to_hub, without_extras
+from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
 from holdfast.convert.select import is_model
-from holdfast.core.errors import Damaged, Unsupported
+from holdfast.core.errors import Damaged, Mismatch, Unsupported
 from holdfast.format import strictjson
 from holdfast.mapping.apply import EqualScalars, map_contents
 from holdfast.mapping.per_module import ModelInfo, programs
@@ -48,13 +50,24 @@ def map_source(contents: Contents, options: MappingOptions, side_files: Mapping[
     same: list[EqualScalars] = []
     found, notes = _programs(contents, options, side_files)
     for module, program in found.items():
-        result = map_contents(contents, module, program, target_tp=contents.tp_degree)
+        try:
+            result = map_contents(contents, module, program, target_tp=contents.tp_degree)
+        except Mismatch as error:
+            raise Mismatch(f"{error}{_other_mapping(contents.groups[module].tensors, options, side_files)}") from None
         if result.kept:
             kept = ", ".join(sorted(result.kept)[:5])
             raise Unsupported(f"{kept}: the mapping keeps the initial value, but a conversion has none; remove `_ ->`")
         contents = result.contents
         same += result.equal_scalars
     return MappedSource(contents, tuple(same), notes)
+
+
+def _other_mapping(keys: Collection[str], options: MappingOptions, side_files: Mapping[str, bytes]) -> str:
+    """Return a hint for a built-in mapping to the hub's names, if another one has the names of a Megatron model."""
+    if options.reverse or not leads_to_hub(options.written, reverse=False) or not has_megatron_names(keys):
+        return ""
+    hint = mapping_hint(keys, config_of(side_files) if options.config is None else options.config)
+    return "" if f"-{options.written}?" in hint or f" {options.written}?" in hint else f"; {hint}"
 
 
 def explain_mapping(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> tuple[str, ...]:
@@ -92,6 +105,8 @@ def _programs(
     for module, program in found.items() if leads_to_hub(options.written, reverse=options.reverse) else ():
         group = contents.groups[module]
         stored = {**group.tensors, **{alias: group.tensors[key] for alias, key in group.aliases.items()}}
+        if config(module) is not None:
+            notes += check_config(stored, contents.state.get("args", {}).get("value"), config(module) or {})
         result = config_of(side_files) if module == "model" else None  # it goes along, and not the one given
         found[module], dropped = without_extras(program, stored, config(module) if result is None else result)
         notes += dropped

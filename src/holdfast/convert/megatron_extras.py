@@ -1,4 +1,4 @@
-"""Megatron's names, and what it stores that the hub has no place for: rows that pad the vocabulary, `_extra_state`.
+"""Content of Megatron's checkpoints that the hub has no place for: rows that pad the vocabulary, `_extra_state`.
 
 Both depend on the checkpoint, so that no built-in program can name them ahead. They are dropped where a
 built-in mapping leads to the hub's names, and a note says so.
@@ -6,8 +6,7 @@ built-in mapping leads to the hub's names, and a note says so.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +17,6 @@ from holdfast.mapping.syntax.statement import Key, Spec, Statement
 
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 _EXTRA_STATE = "._extra_state"
-_OWN_NAME = re.compile(r"(?:.*\.)?(?:decoder|encoder)\.layers\.(?:[0-9]+\.)?self_attention\.linear_qkv\..+")
-
-
-def has_megatron_names(keys: Iterable[str]) -> bool:
-    """Return True for the keys of a Megatron-Core model, which transformers opens with initial values."""
-    return any(_OWN_NAME.fullmatch(key) for key in keys)
 
 
 def leads_to_hub(written: Any, *, reverse: bool) -> bool | None:

@@ -1,4 +1,4 @@
-"""Open the source of a conversion by path: a checkpoint of any format, or the newest step of a run."""
+"""Open the source of a conversion by path: a checkpoint of any format, or a run's newest step, also Megatron's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.checkpoint.catalog import newest_readable
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import NotFound
 from holdfast.core.warnings import warn
-from holdfast.sources import open_stored
+from holdfast.sources import open_newest_iteration, open_stored
 from holdfast.storage import is_checkpoint, shared_storage_at
 
 
@@ -25,4 +25,7 @@ def open_source(path: str | os.PathLike[str]) -> Checkpoint:
         newest = newest_readable(root, warn)
         if newest is not None:
             return Checkpoint(root, newest.folder)
+        iteration = open_newest_iteration(path)
+        if iteration is not None:
+            return iteration
     return open_stored(path)

@@ -17,7 +17,7 @@ from holdfast.convert.check_transposes import check_transposes
 from holdfast.convert.dequantize import Recoded, dequantized
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, map_source
-from holdfast.convert.megatron_extras import has_megatron_names
+from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
 from holdfast.convert.open_source import open_source
 from holdfast.convert.paddle_linears import (
     PADDLE_FORMATS,
@@ -85,7 +85,7 @@ class Converted:
 
 _UNOPENED = (
     "the names are Megatron's, with which from_pretrained would give every weight an initial value: config.json is "
-    "left out. --map llama-from-megatron and its kind give the hub's names"
+    "left out"
 )
 
 
@@ -111,9 +111,13 @@ class Conversion:
         contents, self.ready = oriented.contents, oriented.ready
         unopened: tuple[str, ...] = ()
         keys = [key for group in contents.groups.values() for key in group.tensors]
-        if options.to == "hf" and has_megatron_names(keys) and "auto_map" not in (config_of(small) or {}):
-            unopened, self.ready = (_UNOPENED,), False
-            small = {name: data for name, data in small.items() if name != "config.json"}
+        if has_megatron_names(keys) and "auto_map" not in (config_of(small) or {}):
+            if options.to == "hf":
+                unopened, self.ready = (_UNOPENED,), False
+                small = {name: data for name, data in small.items() if name != "config.json"}
+            if options.mapping.written is None and _is_opened_by_hub_names(source, options.to):
+                config = config_of(self._small) if options.mapping.config is None else options.mapping.config
+                unopened += (f"for the hub's names: {mapping_hint(keys, config)}",)
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         all_groups = contents.groups
         selected = select_contents(contents, options.only, options.remove, self.source.contents)
@@ -228,6 +232,11 @@ def _recoded(source: Checkpoint, files: dict[str, bytes], options: ConvertOption
     if options.mapping.written is not None or options.to not in ("hf", "holdfast"):
         raise InvalidArgument("--quantize writes the formats hf and holdfast, without a mapping: convert twice")
     return quantized(source, files, options.quantize)
+
+
+def _is_opened_by_hub_names(source: Checkpoint, form: str) -> bool:
+    """Return True if transformers is to open the result. A Holdfast checkpoint may keep the names of its run."""
+    return form == "hf" or (form == "holdfast" and isinstance(source, Foreign))
 
 
 def _with_uint16_as(source: Checkpoint, dtype: str | None) -> Checkpoint:

@@ -17,8 +17,9 @@ from holdfast.core.names import MANIFEST
 from holdfast.sources.dcp.dcp_folder import read_dcp
 from holdfast.sources.dcp.metadata import METADATA
 from holdfast.sources.deepspeed import reject_deepspeed_folder, reject_empty_weights, reject_rank_file
-from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents
+from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents, with_note
 from holdfast.sources.huggingface import read_huggingface
+from holdfast.sources.megatron_run import TRACKER, newest_iteration
 from holdfast.sources.paddle.flex import read_flex
 from holdfast.sources.paddle.pdiparams import read_inference
 from holdfast.sources.paddle.pdparams import read_params
@@ -30,7 +31,7 @@ from holdfast.sources.torch_save.torch_file import read_torch
 from holdfast.sources.unread import note_unread
 from holdfast.storage import locate
 
-__all__ = ["open_stored"]
+__all__ = ["open_newest_iteration", "open_stored"]
 
 READERS: tuple[Callable[[Folder], ReaderResult | None], ...] = (
     read_unified,
@@ -68,9 +69,19 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(storage, name)
 
 
+def open_newest_iteration(path: str | os.PathLike[str]) -> Checkpoint | None:
+    """Open the newest iteration of a Megatron run, with a note that names it; None if the folder is no such run."""
+    iteration = newest_iteration(path)
+    if iteration is None:
+        return None
+    return with_note(open_stored(iteration), f"{path} is a Megatron run; read from its newest iteration, {iteration}")
+
+
 def _reject_inner_dcp(folder: Folder) -> None:
     """Raise Unsupported for a folder without a checkpoint that contains torch DCP folders, as FSDP trainers write."""
     inner = sorted(name.removesuffix(f"/{METADATA}") for name in folder.files if name.endswith(f"/{METADATA}"))
+    if TRACKER in folder.files:
+        raise Unsupported(f"{folder.path}: the root of a Megatron run; open one of its iterations, iter_...")
     if inner:
         raise Unsupported(
             f"{folder.path}: not a checkpoint; it contains the torch DCP folders {', '.join(inner[:4])}: open one"

@@ -241,6 +241,13 @@ def with_contents(
     return Foreign(Folder(checkpoint.storage, checkpoint.folder), result)
 
 
+def with_note(checkpoint: Checkpoint, note: str) -> Checkpoint:
+    """Return the same checkpoint with another note in front; Holdfast's own have none, and stay as they are."""
+    if not isinstance(checkpoint, Foreign):
+        return checkpoint
+    return Foreign(checkpoint._source, replace(checkpoint._result, notes=(note, *checkpoint.notes)))
+
+
 class InMemoryReader:
     """A file in memory."""
 

@@ -29,7 +29,10 @@ _DEGREES = (
     "expert_model_parallel_size",
 )
 _FLAT = re.compile(r"(?:.*\.)?_?flat_param(?:_[0-9]+)?")
-_JOIN_MEGATRON = "merge them with Megatron's tools/checkpoint/convert.py, or save with --ckpt-format torch_dist"
+_JOIN_MEGATRON = (
+    "let Megatron join them: run its command with --ckpt-convert-format torch_dist --ckpt-convert-save FOLDER, or its "
+    "tools/checkpoint/convert.py"
+)
 
 
 def part_by_name(folder: Folder) -> str | None:
@@ -68,10 +71,7 @@ def part_by_content(tree: Any) -> str | None:
     degrees = options if isinstance(options, dict) else {}
     for name in _DEGREES:
         if type(degrees.get(name)) is int and degrees[name] > 1:
-            return (
-                f"the shard of one Megatron rank, whose {name} is {degrees[name]}; {_JOIN_MEGATRON}, which Holdfast "
-                "reads whole"
-            )
+            return f"the shard of one Megatron rank, whose {name} is {degrees[name]}; {_JOIN_MEGATRON}"
     flat = _flat_parameter(tree)
     if flat is not None:
         return (

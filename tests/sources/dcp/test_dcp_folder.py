@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import pickle
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -25,7 +29,7 @@ import holdfast
 from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.sources import open_stored
-from tests.sources.made import save_dcp, torch_file, trained
+from tests.sources.made import megatron_class, save_dcp, torch_file, trained
 
 
 def moments(model, optimizer) -> dict[str, torch.Tensor]:
@@ -150,6 +154,43 @@ def test_megatron_torch_dist(tmp_path):
         assert np.array_equal(found.read(kept, group).astype(np.float32), tensor.float().numpy()), key
 
 
+def test_newer_megatron_keeps_plans_in_the_metadata_and_its_values_beside_the_tensors(tmp_path, monkeypatch):
+    """As Megatron-Core writes: plans of the save since 0.11, no common.pt since 0.19."""
+    model_type = megatron_class(monkeypatch, "megatron.core.enums", enum.Enum("ModelType", {"encoder_or_decoder": 1}))
+    recipe = megatron_class(monkeypatch, "megatron.core.enums", enum.Enum("Fp8Recipe", {"delayed": "delayed"}))
+    args = argparse.Namespace(
+        tensor_model_parallel_size=2, model_type=model_type(1), fp8_recipe=recipe("delayed"), exit_signal=signal.SIGTERM
+    )
+    key, layer = "decoder.layers.self_attention.linear_qkv.weight", "decoder.layers.self_attention.linear_qkv"
+    state: dict[str, Any] = {key: torch.randn(3, 12, 4), "common_state/shard_0_1": [{"args": args, "iteration": 40}]}
+    state |= {f"{layer}._extra_state/shard_{n}_3": torch.ones(5, dtype=torch.uint8) for n in range(3)}
+    folder = tmp_path / "iter_0000040"
+    save_dcp(folder, state, planner=DefaultSavePlanner(flatten_state_dict=False))
+    plan_class = megatron_class(
+        monkeypatch, "megatron.core.dist_checkpointing.strategies.torch", type("MCoreSavePlan", (SavePlan,), {})
+    )
+    top_class = megatron_class(
+        monkeypatch, "megatron.core.dist_checkpointing.strategies.torch", type("MCoreMetadata", (), {})
+    )
+
+    def as_megatron(top):
+        index = dcp_metadata.MetadataIndex(key, torch.Size([0, 0, 0]))
+        plan = SavePlan([WriteItem(index, WriteItemType.SHARD)])
+        new = top_class()
+        new.__dict__.update(top.__dict__, all_local_plans=[plan, plan_class([])])
+        return new
+
+    rewrite(folder, as_megatron)
+    found = open_stored(folder)
+    assert (found.groups, found.step, found.contents.tp_degree) == (("model",), 40, 2)
+    assert list(found.keys()) == [key]
+    assert found.value("args") == {
+        "tensor_model_parallel_size": 2, "model_type": "ModelType(1)", "fp8_recipe": "delayed",
+        "exit_signal": "Signals(15)",
+    }  # fmt: skip
+    assert any("3 _extra_state of Megatron's layers" in note for note in found.notes)
+
+
 def flattened(folder: Path, shape=(4, 6), grid=(2, 2)) -> np.ndarray:
     """A tensor whose parts were flattened and cut among ranks, as the distributed optimizer of Megatron writes it."""
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -182,8 +223,7 @@ def test_parts_that_megatron_flattened_have_their_shape_again(tmp_path, shape, g
 
 def rewrite(folder: Path, change) -> None:
     top = pickle.loads((folder / ".metadata").read_bytes())
-    change(top)
-    (folder / ".metadata").write_bytes(pickle.dumps(top))
+    (folder / ".metadata").write_bytes(pickle.dumps(change(top) or top))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class TemplateValues:
             where = "lacks them" if self.config else "was not given"
             raise InvalidArgument(
                 f"the mapping {name!r} needs {', '.join(missing)} from the model's config.json, which {where}; "
-                "use a folder that has one, or pass config={...}"
+                "use a folder that has one, or pass config={...} (on the command line, --config PATH)"
             )
         return "\n".join(lines) + "\n"
 

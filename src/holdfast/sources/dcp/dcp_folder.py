@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,8 @@ from holdfast.sources.trees.leaf import has_leaf
 
 FORMAT = "torch DCP"
 _COMMON = "common.pt"  # written by Megatron
+_COMMON_KEY = "common_state/shard_0_1"  # where newer versions of Megatron store the same
+_EXTRA_STATE = re.compile(r".+\._extra_state/shard_[0-9.]+_[0-9.]+")
 _NOTES = 20
 
 
@@ -35,7 +38,11 @@ def read_dcp(folder: Folder) -> ReaderResult | None:
         tree, made = _tree(folder, metadata, items, notes)
     finally:
         items.close()
-    common = _common(folder, notes)
+    common = _common(folder, notes) or _common_of(tree.pop(_COMMON_KEY, None))
+    extra = [name for name in tree if _EXTRA_STATE.fullmatch(str(name))]
+    if extra:
+        tree = {name: value for name, value in tree.items() if name not in extra}
+        notes.append(f"left out: {len(extra)} _extra_state of Megatron's layers, which only its own classes can read")
     known = {str(name) for name in tree} | {"optimizer"}
     tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
     result = result_of_tree(FORMAT, tree, folder.path, made)
@@ -100,7 +107,13 @@ def _common(folder: Folder, notes: list[str]) -> Mapping[str, Any]:
         return {}
     finally:
         reader.close()
-    return {name: value for name, value in tree.items() if type(name) is str} if isinstance(tree, dict) else {}
+    return _common_of(tree)
+
+
+def _common_of(tree: Any) -> Mapping[str, Any]:
+    """Return values by name, from a dict or the only item of a list."""
+    inner = tree[0] if isinstance(tree, list) and len(tree) == 1 else tree
+    return {name: value for name, value in inner.items() if type(name) is str} if isinstance(inner, dict) else {}
 
 
 def _tp_degree(common: Mapping[str, Any]) -> int | None:

@@ -30,6 +30,12 @@ _NAMES: Names = {
     **records(_OLD_MODULE, "TensorProperties", "MEM_FORMAT_ENCODING"),
     **records("torch.distributed.checkpoint.filesystem", "_StorageInfo", "_StoragePrefix"),
     **records("torch.distributed.checkpoint.planner_helpers", "_StorageInfo"),
+    # Megatron keeps the plans of the save in the metadata. Nothing here needs them.
+    **records(
+        "torch.distributed.checkpoint.planner",
+        *("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),
+    ),
+    **records("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata", "MCoreSavePlan"),
 }
 _ELEMENTS = 2**58
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
@@ -69,7 +75,7 @@ class DcpMetadata:
 def read_metadata(reader: Reader, where: str) -> DcpMetadata:
     """Read the metadata of a checkpoint without executing the pickle."""
     top = read_pickle(reader, where, _NAMES).value
-    if not isinstance(top, Record) or top.name.name != "Metadata":
+    if not isinstance(top, Record) or top.name.name not in ("Metadata", "MCoreMetadata"):
         raise Damaged(f"{where}: not the metadata of a checkpoint")
     items = dict(_items(_dict(top.fields.get("storage_data"), "storage_data", where), where))
     entries = _dict(top.fields.get("state_dict_metadata"), "state_dict_metadata", where)

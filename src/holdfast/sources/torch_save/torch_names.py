@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.errors import Unsupported
 from holdfast.format.dtypes import is_dtype
 from holdfast.sources.pickles import COMMON, NUMPY, Name, Names
+from holdfast.sources.torch_save.megatron_enums import MEGATRON
 
 _STORAGES = {
     "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
@@ -181,4 +182,4 @@ TORCH: Names = {
     **{(module, "Shard"): _reject_shard for module in _SHARDED_MODULES},
     ("torch._utils", "_rebuild_wrapper_subclass"): _reject_subclass,
 }
-TORCH_NAMES: Names = {**COMMON, **NUMPY, **TORCH}
+TORCH_NAMES: Names = {**COMMON, **NUMPY, **TORCH, **MEGATRON}

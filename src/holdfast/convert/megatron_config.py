@@ -1,0 +1,119 @@
+"""Compare a config.json with a Megatron checkpoint: the shapes of its weights, and its args where it has them.
+
+Megatron joins q, k and v by head, so that wrong numbers of heads would deal the rows to the wrong weights without
+an error. Shapes give the products of heads and head size; only args, or norms of heads, tell the factors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from holdfast.core.errors import Mismatch
+from holdfast.mapping.families import numbers
+from holdfast.mapping.families.numbers import Config, MissingNumber
+from holdfast.mapping.syntax.statement import Spec
+
+_LAYER = re.compile(r"decoder\.layers\.(?:(?P<number>[0-9]+)\.)?(?P<name>[a-z].*)")
+_EMBEDDING = "embedding.word_embeddings.weight"
+_QKV, _PROJECTION = "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"
+_QUERY_NORM = "self_attention.q_layernorm.weight"
+
+
+def check_config(stored: Mapping[str, Spec], args: Any, config: Config) -> tuple[str, ...]:
+    """Raise Mismatch, with both numbers, if a config.json is not that of a Megatron checkpoint.
+
+    `args` are Megatron's options in the checkpoint, if it has them. Returns a note if nothing tells the numbers
+    of heads.
+    """
+    layers = _layer_shapes(stored)
+    problems = [*_by_shapes(stored, layers, config), *_by_args(layers, args, config)]
+    if problems:
+        raise Mismatch(
+            f"config.json is not that of this checkpoint: {'; '.join(problems)}; give the model's own with --config"
+        )
+    if _QKV not in layers or _QUERY_NORM in layers or _heads_in(args):
+        return ()
+    return (
+        f"num_attention_heads {_known(numbers.heads, config)} and num_key_value_heads "
+        f"{_known(numbers.key_value_heads, config)} of config.json are taken as they are: the checkpoint has no args "
+        "to compare them with, and other numbers of heads can have the same shapes",
+    )
+
+
+def _by_shapes(stored: Mapping[str, Spec], layers: Mapping[str, tuple[int, ...]], config: Config) -> Iterator[str]:
+    """Yield what shapes contradict."""
+    if _EMBEDDING in stored:
+        rows, width = stored[_EMBEDDING].shape
+        yield from _differ("hidden_size", _known(lambda c: numbers.number(c, "hidden_size", "n_embd"), config), width)
+        vocabulary = _known(lambda c: numbers.number(c, "vocab_size"), config)
+        if vocabulary is not None and vocabulary > rows:
+            yield f"vocab_size is {vocabulary}, and the checkpoint's embedding has {rows} rows"
+    count = _layer_count(stored)
+    if count:
+        yield from _differ("num_hidden_layers", _known(numbers.layers, config), count)
+    heads, kv_heads, size = (
+        _known(read, config) for read in (numbers.heads, numbers.key_value_heads, numbers.head_size)
+    )
+    if heads is None or kv_heads is None or size is None or _QKV not in layers:
+        return
+    if _QUERY_NORM in layers:
+        yield from _differ("head_dim", size, layers[_QUERY_NORM][-1])
+    if _PROJECTION in layers:
+        queries = layers[_PROJECTION][-1]
+        keys = (layers[_QKV][-2] - queries) // 2
+        yield from _differ(f"num_attention_heads x head_dim, {heads} x {size},", heads * size, queries)
+        yield from _differ(f"num_key_value_heads x head_dim, {kv_heads} x {size},", kv_heads * size, keys)
+
+
+def _by_args(layers: Mapping[str, tuple[int, ...]], args: Any, config: Config) -> Iterator[str]:
+    """Yield what Megatron's args contradict. Shapes tell the numbers that are not compared here."""
+    if not _heads_in(args):
+        return
+    yield from _differ("num_attention_heads", _known(numbers.heads, config), args["num_attention_heads"])
+    if _QKV not in layers:
+        return  # latent attention has key-value heads and head sizes of its own
+    groups = args.get("num_query_groups") if args.get("group_query_attention") else args["num_attention_heads"]
+    if type(groups) is int:
+        yield from _differ("num_key_value_heads", _known(numbers.key_value_heads, config), groups)
+    if type(args.get("kv_channels")) is int:
+        yield from _differ("head_dim", _known(numbers.head_size, config), args["kv_channels"])
+
+
+def _differ(name: str, given: int | None, found: int) -> Iterator[str]:
+    if given is not None and given != found:
+        yield f"{name} is {given}, and the checkpoint has {found}"
+
+
+def _heads_in(args: Any) -> bool:
+    return isinstance(args, dict) and type(args.get("num_attention_heads")) is int
+
+
+def _known(read: Callable[[Config], int], config: Config) -> int | None:
+    try:
+        return read(config)
+    except MissingNumber:
+        return None
+
+
+def _layer_shapes(stored: Mapping[str, Spec]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's weights by their names in it; layers differ in no compared one."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key, spec in stored.items():
+        match = _LAYER.fullmatch(key)
+        if match is not None:
+            shapes.setdefault(match["name"], tuple(spec.shape))
+    return shapes
+
+
+def _layer_count(stored: Mapping[str, Spec]) -> int:
+    """Return the number of layers: the highest one's, or the first dim of weights that hold all layers."""
+    count = 0
+    for key, spec in stored.items():
+        match = _LAYER.fullmatch(key)
+        if match is not None and match["number"] is not None:
+            count = max(count, int(match["number"]) + 1)
+        elif match is not None and match["name"] == _QKV:
+            count = max(count, spec.shape[0])
+    return count

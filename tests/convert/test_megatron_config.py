@@ -1,0 +1,76 @@
+import pytest
+
+from holdfast.convert.megatron_config import check_config
+from holdfast.core.errors import Mismatch
+from holdfast.format.dtypes import dtype_named
+from holdfast.mapping.syntax.statement import Sized
+from tests.convert.megatron import ARGS, CONFIG
+
+LAYER = {"linear_qkv": (64, 32), "linear_proj": (32, 32)}
+SAME_SHAPES = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
+
+
+def stored(*, stacked, **more):
+    shapes = {"embedding.word_embeddings.weight": (128, 32)}
+    for name, shape in {**LAYER, **more}.items():
+        for layer in ("",) if stacked else ("0.", "1."):
+            shapes[f"decoder.layers.{layer}self_attention.{name}.weight"] = (2, *shape) if stacked else shape
+    return {key: Sized(shape, dtype_named("float32")) for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("args", [ARGS, None])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 3, and the checkpoint has 2"),
+        ({"hidden_size": 64, "head_dim": 8}, "hidden_size is 64, and the checkpoint has 32"),
+        ({"vocab_size": 129}, "vocab_size is 129, and the checkpoint's embedding has 128 rows"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads x head_dim, 4 x 8, is 32, and the checkpoint has 16"),
+        ({"num_attention_heads": 8, "head_dim": 8}, "num_attention_heads x head_dim, 8 x 8, is 64"),
+        ({"num_key_value_heads": None}, "num_key_value_heads x head_dim, 4 x 8, is 32, and the checkpoint has 16"),
+    ],
+)
+def test_numbers_that_shapes_contradict(stacked, args, changes, says):
+    with pytest.raises(Mismatch) as error:
+        check_config(stored(stacked=stacked), args, CONFIG | changes)
+    assert "config.json is not that of this checkpoint" in str(error.value) and says in str(error.value)
+
+
+def test_numbers_that_only_args_contradict():
+    with pytest.raises(
+        Mismatch, match="num_attention_heads is 8, and the checkpoint has 4; num_key_value_heads is 4, "
+    ):
+        check_config(stored(stacked=True), ARGS, CONFIG | SAME_SHAPES)
+    (note,) = check_config(stored(stacked=True), None, CONFIG | SAME_SHAPES)
+    assert "num_attention_heads 8 and num_key_value_heads 4 of config.json are taken as they are" in note
+
+
+def test_norms_of_heads_tell_the_size_of_a_head():
+    with pytest.raises(Mismatch, match="head_dim is 4, and the checkpoint has 8"):
+        check_config(stored(stacked=True, q_layernorm=(8,)), None, CONFIG | SAME_SHAPES)
+    assert check_config(stored(stacked=True, q_layernorm=(8,)), None, CONFIG) == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "kv_heads"), [(ARGS, 2), ({**ARGS, "group_query_attention": False, "num_query_groups": 1}, 4)]
+)
+def test_what_fits(args, kv_heads):
+    shapes = stored(stacked=False, linear_qkv=(32 + 2 * 8 * kv_heads, 32))
+    assert check_config(shapes, args, CONFIG | {"num_key_value_heads": kv_heads}) == ()
+
+
+@pytest.mark.parametrize("args", [None, [], {}, {"num_attention_heads": "4"}])
+@pytest.mark.parametrize("config", [{}, {"num_attention_heads": 4}, CONFIG])
+def test_what_is_not_known_is_not_compared(args, config):
+    check_config(stored(stacked=True), args, config)
+    assert check_config({}, args, config) == ()
+
+
+def test_latent_attention_has_heads_of_its_own():
+    shapes = {"decoder.layers.0.self_attention.linear_kv_up_proj.weight": Sized((8, 4), dtype_named("float32"))}
+    args = {"num_attention_heads": 4, "kv_channels": 9, "group_query_attention": True, "num_query_groups": 1}
+    config = CONFIG | {"num_hidden_layers": 1, "num_key_value_heads": 4}
+    assert check_config(shapes, args, config) == ()
+    with pytest.raises(Mismatch, match="num_attention_heads is 4, and the checkpoint has 8"):
+        check_config(shapes, args | {"num_attention_heads": 8}, config)
