@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 import holdfast
+from holdfast.engine import background_save
 from holdfast.engine.memory_tier import MemoryState
 from holdfast.engine.run_engine import RunState
+from holdfast.storage.base import Storage
 from holdfast.storage.memory import MemoryStorage
 
 
@@ -83,3 +88,38 @@ def test_a_restore_that_raises_leaves_the_parent_of_the_next_save(tmp_path: Path
         with pytest.raises(holdfast.Mismatch):
             checkpointer.restore({"other": torch.zeros(3)})
         assert checkpointer.save(2, {"w": torch.ones(3)}).result().manifest.parent == 1
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_removal_is_reported_after_the_publication_that_led_to_it(tmp_path: Path, in_background: bool) -> None:
+    events: list[holdfast.Event] = []
+    root: Path | Storage = tmp_path if in_background else MemoryStorage()
+    with holdfast.Checkpointer(root, keep=holdfast.keep.last(1), on_event=events.append) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, {"w": torch.full((3,), float(step))}).result()
+            told = [(event.name, event.step) for event in events if event.name in ("published", "removed")]
+            assert told[-2:] == [("published", step), ("removed", step - 1)] or step == 1, "once the save is over"
+    assert len(told) == 5
+
+
+def test_a_close_says_what_it_waits_for_only_if_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[holdfast.Event] = []
+    for step, is_slow in ((1, False), (2, True)):
+        monkeypatch.setattr(background_save, "_QUIET_S", 0.3 if is_slow else 30.0, raising=False)
+        events.clear()
+        checkpointer = holdfast.Checkpointer(tmp_path, on_event=events.append)
+        checkpointer.prepare({"w": torch.ones(3)})
+        assert checkpointer._engine.background is not None
+        writer = checkpointer._engine.background.writer
+        assert writer is not None
+        if is_slow:
+            os.kill(writer.pid, signal.SIGSTOP)
+            threading.Timer(0.8, os.kill, (writer.pid, signal.SIGCONT)).start()
+        checkpointer.save(step, {"w": torch.full((3,), float(step))})
+        checkpointer.close(60.0)
+        assert [event.step for event in events if event.name == "published"] == [step]
+        assert [str(event) for event in events if event.name == "closing"] == (
+            ["step 2: closing: waiting up to 60 s until this step is published"] if is_slow else []
+        )

@@ -137,6 +137,7 @@ def test_values_that_are_text_already_are_sent_as_they_are() -> None:
         WriterEvent(Event("written", 3, 1, 296, 0.5, at=1.0)),
         SaveEnded(ATTEMPT, Outcome(), kept=False),
         SaveEnded(ATTEMPT, Outcome(FULL), kept=True),
+        SaveEnded(ATTEMPT, Outcome(), kept=False, events=(Event("removed", 3, detail="no policy keeps it"),)),
     ],
 )
 def test_a_report_survives_its_line(report: WriterEvent | SaveEnded) -> None:

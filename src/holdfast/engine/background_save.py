@@ -39,6 +39,7 @@ from holdfast.writer.messages import SaveOrder
 
 _SWEEP_S = 5.0
 _CAPTURE_S = 10.0
+_QUIET_S = 2.0  # a wait for the last save is reported after this time
 
 
 class SaveDecision(Enum):
@@ -310,6 +311,17 @@ class BackgroundSaver:
     def _emit(self, name: str, step: int | None = None, **fields: Any) -> None:
         self._session.listener(Event(name, step, self._rank, **fields))
 
+    def _wait_to_close(self, timeout_s: float) -> bool:
+        """Wait for the save in flight; report the wait, on rank 0, if it takes a while."""
+        if self.wait(min(timeout_s, _QUIET_S)) or timeout_s <= _QUIET_S:
+            return self.is_idle
+        left_s = timeout_s - _QUIET_S
+        if self._rank == 0:
+            waited_for = self._flights.in_flight or self._followed
+            step = None if waited_for is None else waited_for.step
+            self._emit("closing", step, detail=f"waiting up to {left_s:.0f} s until this step is published")
+        return self.wait(left_s)
+
     def close(self, timeout_s: float) -> bool:
         """Finish the save in flight and release the writer; return False if it is at work after `timeout_s`.
 
@@ -322,7 +334,7 @@ class BackgroundSaver:
         def left() -> float:
             return max(0.0, end - time.monotonic())
 
-        finished = self.wait(timeout_s)
+        finished = self._wait_to_close(timeout_s)
         self._planner.join(max(1.0, left()))
         self._capturer.close(max(_CAPTURE_S, left()))  # the writer finishes by itself once all is captured
         finished = self._flights.close_writer(max(1.0, left()) if finished else 0.0) and finished

@@ -24,7 +24,7 @@ from holdfast.engine.state_machine import StateMachine
 from holdfast.storage.base import SharedStorage
 from holdfast.writer.arena_card import card_path
 from holdfast.writer.client import DeadWriterProxy, WriterClient
-from holdfast.writer.messages import AssignJob, Failure, Outcome, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
+from holdfast.writer.messages import AssignJob, Failure, Report, SaveEnded, SaveOrder, WriterEvent, WriterGone
 
 if TYPE_CHECKING:
     from holdfast.capture.arena import RankArena
@@ -193,28 +193,34 @@ class FlightControl:
         if isinstance(report, WriterEvent):
             self._listener(report.event)
         elif isinstance(report, SaveEnded) and flight is not None and report.attempt == flight.order.attempt:
-            self._conclude(flight, report.outcome, kept=report.kept)
+            self._conclude(flight, report)
         elif isinstance(report, WriterGone) and flight is not None and not flight.handle.done():
             self.abandon(flight, PeerFailed(f"the writer process died: {report.why}"))
 
-    def _conclude(self, flight: Flight, outcome: Outcome, *, kept: bool) -> None:
-        """Commit the handle, or fail it with the writer's error."""
-        if outcome.failure is not None:
-            message = outcome.failure.message
-            if kept and self._arena.path is not None:
+    def _conclude(self, flight: Flight, ended: SaveEnded) -> None:
+        """Commit the handle, or fail it with the writer's error. Retention is reported after the publication."""
+        failure = ended.outcome.failure
+        committed = failure is None and flight.move(FlightState.COMMITTED)
+        if failure is not None:
+            message = failure.message
+            if ended.kept and self._arena.path is not None:
                 message = f"{message}; {self._how_to_free(self._arena.path, self._arena.size)}"
-            self._fail(flight, Failure(outcome.failure.kind, message).error())
-            return
-        if not flight.move(FlightState.COMMITTED):
-            return
+            self._fail(flight, Failure(failure.kind, message).error())
+        elif committed:
+            self._report_published(flight)
+        for event in ended.events:
+            self._listener(event)
+        if committed:
+            storage, folder = self._storage, flight.order.folder
+            flight.handle.succeed(lambda: Checkpoint(storage, folder))
+
+    def _report_published(self, flight: Flight) -> None:
         self.last_published = flight.step
         handle = flight.handle
         handle.seconds = seconds = time.perf_counter() - flight.started
         if self._rank == 0:
-            stall = f"stall {handle.stall_ms:.0f} ms"
+            stall = f"training waited {handle.stall_ms:.0f} ms"
             self._emit("published", flight.step, bytes=flight.cargo.total_bytes, seconds=seconds, detail=stall)
-        storage, folder = self._storage, flight.order.folder
-        handle.succeed(lambda: Checkpoint(storage, folder))
 
     def _fail(self, flight: Flight, failure: HoldfastError) -> None:
         if not flight.move(FlightState.FAILED):

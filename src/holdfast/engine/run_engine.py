@@ -180,12 +180,12 @@ class RunEngine:
         step = request.step
         lineage = replace(self._origin, step=step, metrics=request.metrics)
         checkpoint = self._blocking.save(ranks, step_folder(step), request.state, lineage, request.files)
+        if ranks.rank == 0:
+            self._listener(Event("published", step, bytes=checkpoint.manifest.total_bytes, detail="blocking"))
         self._retention.apply(ranks, step)
         self._origin = replace(self._origin, parent=step)
         handle = SaveHandle(step, self._deadline_s)
         handle.succeed(lambda: Checkpoint(self.storage, step_folder(step)))
-        if ranks.rank == 0:
-            self._listener(Event("published", step, bytes=checkpoint.manifest.total_bytes, detail="blocking"))
         return handle
 
     def _failed(self, ranks: Ranks, request: SaveRequest, error: HoldfastError) -> SaveHandle:
@@ -293,12 +293,7 @@ class RunEngine:
         """Finish the save in flight and release the writer. Not collective."""
         if not self._machine.move(RunState.CLOSED) or self.background is None:
             return
-        end = time.monotonic() + timeout_s
-        if not self.background.is_idle and timeout_s > 0:
-            self._listener(Event("closing", detail=f"waiting up to {timeout_s:.0f} s for the save in flight"))
-        self.background.wait(timeout_s)
-        left_s = max(0.0, end - time.monotonic())
-        if not self.background.close(left_s):
+        if not self.background.close(timeout_s):
             self._warnings.add("the writer is still at work after close(); it finishes by itself")
         self._memory.free_written()
 

@@ -33,7 +33,7 @@ class Coordinator:
         self._last_mailbox: Mailbox | None = None
         self._deleter: threading.Thread | None = None
         self._retention = RetentionIndex(storage)
-        self.retention_events: list[Event] = []  # for the trainer
+        self._retention_events: list[Event] = []  # for the trainer
 
     def begin(self, order: SaveOrder) -> None:
         """Create the mailbox, the attempt's folder and its files."""
@@ -69,7 +69,7 @@ class Coordinator:
         publish(self._attempt(order), manifest, small)
         keep = None if order.keep is None else Policy.from_fields(order.keep)
         applied = retention.apply(self._storage, keep, order.step, self._retention)
-        self.retention_events += applied.events(order.step)
+        self._retention_events += applied.events(order.step)
 
     def _reports(self, order: SaveOrder) -> list[RankReport]:
         mailbox = Mailbox(self._storage, order.attempt)
@@ -107,6 +107,13 @@ class Coordinator:
                 self._hold.release()
                 self._hold = None
         return outcome
+
+    def finish_retention(self) -> tuple[Event, ...]:
+        """Return what retention did. Removed checkpoints are deleted while the next save begins."""
+        events, self._retention_events = tuple(self._retention_events), []
+        if any(event.name == "removed" for event in events):
+            self.delete_removed()
+        return events
 
     def delete_removed(self) -> None:
         """Delete the checkpoints that retention removed, on a thread, so that the next save need not wait."""

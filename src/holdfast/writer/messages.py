@@ -303,11 +303,15 @@ class WriterEvent:
 
 @dataclass(frozen=True, slots=True)
 class SaveEnded:
-    """The outcome of an attempt. With `kept`, the captured state stays in memory for the next start."""
+    """The outcome of an attempt. With `kept`, the captured state stays in memory for the next start.
+
+    `events` report what retention did after the publication: listeners hear of them in this order.
+    """
 
     attempt: str
     outcome: Outcome
     kept: bool
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +329,9 @@ def encode_report(report: WriterEvent | SaveEnded) -> bytes:
     match report:
         case WriterEvent(event):
             fields: dict[str, Any] = {"tell": "event", "event": event.fields()}
-        case SaveEnded(attempt, outcome, kept):
+        case SaveEnded(attempt, outcome, kept, events):
             fields = {"tell": "outcome", "attempt": attempt, "outcome": outcome.fields(), "kept": kept}
+            fields["events"] = [event.fields() for event in events]
     return json.dumps(fields).encode()
 
 
@@ -338,4 +343,5 @@ def decode_report(line: bytes) -> Report:
     outcome = Outcome.decode(fields["outcome"])
     if fields["tell"] != "outcome" or outcome is None:
         raise ValueError(f"unknown report {fields['tell']!r}")
-    return SaveEnded(fields["attempt"], outcome, fields["kept"])
+    events = tuple(Event(**event) for event in fields["events"])
+    return SaveEnded(fields["attempt"], outcome, fields["kept"], events)

@@ -21,7 +21,6 @@ from holdfast.core.events import Event
 from holdfast.storage import Storage, storage_at
 from holdfast.writer import mailbox as mail
 from holdfast.writer.arena_card import card_path
-from holdfast.writer.coordinator import Coordinator
 from holdfast.writer.mailbox import Heartbeat, Mailbox, Watch
 from holdfast.writer.messages import (
     AbandonSave,
@@ -174,10 +173,11 @@ class WriterProcess:
             with contextlib.suppress(HoldfastError):  # the mailbox is deleted anyway, a little later
                 mailbox.post_seen(rank)
         self._keep_or_delete(writer, values, outcome)
+        events: tuple[Event, ...] = ()
         if workspace.coordinator is not None:
             workspace.coordinator.sweep(_SEEN_S)
-            self._send_retention_events(workspace.coordinator)
-        self._trainer.send(SaveEnded(order.attempt, outcome, self._unpublished))
+            events = workspace.coordinator.finish_retention()
+        self._trainer.send(SaveEnded(order.attempt, outcome, self._unpublished, events))
 
     def _write(
         self, writer: AttemptWriter, order: SaveOrder, failure: HoldfastError | None
@@ -212,14 +212,6 @@ class WriterProcess:
             self._unpublished = writer.keep_in_memory(values)
         if not self._unpublished:
             unlink_file(card_path(self._workspace.arena_path))
-
-    def _send_retention_events(self, coordinator: Coordinator) -> None:
-        """Report what retention did. Removed checkpoints are deleted while the next save begins."""
-        for event in coordinator.retention_events:
-            self._trainer.send(WriterEvent(event))
-        if any(event.name == "removed" for event in coordinator.retention_events):
-            coordinator.delete_removed()
-        coordinator.retention_events.clear()
 
     def _begin(self, workspace: Workspace, order: SaveOrder) -> HoldfastError | None:
         if workspace.coordinator is None:
