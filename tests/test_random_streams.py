@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import holdfast
+from holdfast.layout.coordinates import CoordinateChange
 from tests.dist.harness import run_ranks
 
 
@@ -111,10 +112,11 @@ def test_every_rank_goes_on_on_the_same_mesh_and_another_one_is_reported(tmp_pat
     assert run_ranks(4, _loaded, root, (2, 2), names) == [(drawn, ()) for drawn in saved]
     one, two = run_ranks(2, _loaded, root, (2, 1), names)
     assert (one[0], two[0]) == (saved[0], saved[2])
-    assert "rng: saved with a world size of 4, loaded with 2" in one[1][0]
+    assert "rng: saved with a world size of 4, loaded with 2: every rank goes on with streams that were" in one[1][0]
     more = run_ranks(6, _loaded, root, (3, 2), names)
     assert [drawn for drawn, _ in more[:4]] == saved
-    assert more[4][0] == more[5][0] not in saved and more[4][1]
+    assert more[4][0] == more[5][0] not in saved
+    assert "loaded with 6: each rank goes on with the streams of its place; dp=2 had none and begin" in more[4][1][0]
     assert run_ranks(6, _loaded, root, (3, 2), names) == more
 
 
@@ -125,3 +127,23 @@ def test_one_process_s_streams_go_on_alike_on_every_rank(tmp_path: Path) -> None
     found = run_ranks(2, _loaded, str(tmp_path / "s"), (2,), ("dp",))
     assert [drawn for drawn, _ in found] == [expected] * 2
     assert all("saved with a world size of 1, loaded with 2" in notes[0] for _, notes in found)
+
+
+def test_a_load_on_fewer_ranks_names_the_streams_that_are_left(tmp_path: Path) -> None:
+    root = str(tmp_path / "s")
+    saved = run_ranks(2, _saved, root, (2,), ("dp",))
+    ((drawn, notes),) = run_ranks(1, _loaded, root, (1,), ("dp",))
+    assert drawn == saved[0]
+    assert notes == (
+        "rng: saved with a world size of 2, loaded with 1: each rank goes on with the streams of its place; no rank "
+        "goes on with those of dp=1. From here on random draws (dropout, augmentation) differ from those of a run that "
+        "stays on the mesh that saved; nothing else is affected",
+    )
+
+
+def test_a_note_names_the_first_few_streams_only() -> None:
+    streams = holdfast.RandomStreams()
+    states: dict[tuple[int, ...], Any] = {(rank,): streams.state_dict() | {"world": 9} for rank in range(9)}
+    left = tuple(f"dp={rank}" for rank in range(1, 9))
+    streams.load_state_dict(streams.holdfast_reshard_at(states, (0,), CoordinateChange(left)))
+    assert "no rank goes on with those of dp=1, dp=2, dp=3, dp=4 and 4 more." in streams.reshard_note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 
 from holdfast.core.errors import Mismatch
+from holdfast.layout.coordinates import CoordinateChange
+
+_SHOWN = 4  # coordinates that a note names
 
 
 class RandomStreams:
@@ -55,14 +58,19 @@ class RandomStreams:
         if unknown:
             raise Mismatch(f"random streams: {', '.join(unknown)}: not a state that RandomStreams saved")
         self._loaded = state
-        if state["world"] != _world():
-            self._note(f"a world size of {state['world']}, loaded with {_world()}")
+        if state["world"] != _world() and not self.reshard_note:  # every live rank has the place of a saved one
+            self._note(state["world"], "every rank goes on with streams that were saved, and none are left out")
         if not self.late:
             self.apply()
 
-    def _note(self, difference: str) -> None:
+    def _note(self, saved: int, effect: str) -> None:
+        """Describe what a load on another mesh does, and what it means for the run."""
+        live = _world()
+        where = f"on another mesh of {live} ranks" if saved == live else f"with a world size of {saved}"
+        change = "" if saved == live else f", loaded with {live}"
         self.reshard_note = (
-            f"saved with {difference}: the numbers drawn from here on are not those of the run that saved the streams"
+            f"saved {where}{change}: {effect}. From here on random draws (dropout, augmentation) differ from those of "
+            "a run that stays on the mesh that saved; nothing else is affected"
         )
 
     def apply(self) -> None:
@@ -79,10 +87,24 @@ class RandomStreams:
             if _has_device(device):
                 _device_module(device).set_rng_state(stream, device)
 
-    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...]) -> Any:
+    def holdfast_reshard_at(
+        self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...], change: CoordinateChange
+    ) -> Any:
         """Return the streams at a coordinate of another mesh than the one that saved."""
-        self._note("another mesh")
+        effects = ["each rank goes on with the streams of its place"] if len(change.left) < len(states) else []
+        if change.left:
+            effects.append(f"no rank goes on with those of {_listed(change.left)}")
+        if change.new:
+            effects.append(
+                f"{_listed(change.new)} had none and begin with new ones, derived from those that were saved"
+            )
+        self._note(states[min(states)]["world"], "; ".join(effects))
         return states[coordinate] if coordinate in states else _derived(states[min(states)], coordinate)
+
+
+def _listed(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+    return ", ".join(labels[:_SHOWN]) + more
 
 
 def _world() -> int:

@@ -1,6 +1,16 @@
 from __future__ import annotations
 
-from holdfast.layout.coordinates import axis_sizes, coordinate_on, key_at, label, own_value, parse_label, varying_axes
+from holdfast.layout.coordinates import (
+    CoordinateChange,
+    axis_sizes,
+    coordinate_change,
+    coordinate_on,
+    key_at,
+    label,
+    own_value,
+    parse_label,
+    varying_axes,
+)
 from holdfast.layout.placement import Mesh
 
 MESH = Mesh(("dp", "tp"), (2, 2), (0, 1, 2, 3))
@@ -31,3 +41,12 @@ def test_the_value_of_a_rank_is_that_of_its_coordinate() -> None:
     assert own_value(MESH, entry | {"sizes": [4]}, 1, 4) is None
     assert own_value(MESH, entry | {"axes": ["pp"]}, 1, 4) is None
     assert own_value(MESH, entry | {"values": {"tp=0": "left"}}, 1, 4) is None
+
+
+def test_the_coordinates_that_only_one_of_two_meshes_has() -> None:
+    entry = {"axes": ["tp"], "sizes": [3], "values": {"tp=0": 0, "tp=1": 1, "tp=2": 2}}
+    assert coordinate_change(MESH, entry, 4) == CoordinateChange(left=("tp=2",))
+    one = {"axes": ["tp"], "sizes": [1], "values": {"tp=0": 0}}
+    assert coordinate_change(MESH, one, 4) == CoordinateChange(new=("tp=1",))
+    other = {"axes": ["pp", "tp"], "sizes": [1, 2], "values": {"pp=0,tp=0": 0, "pp=0,tp=1": 1}}
+    assert coordinate_change(Mesh.line(1), other, 1) == CoordinateChange(("pp=0,tp=0", "pp=0,tp=1"), ("rank=0",))

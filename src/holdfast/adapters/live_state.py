@@ -17,6 +17,7 @@ from holdfast.adapters.tensors import mesh_of
 from holdfast.adapters.tree import contains_tensor
 from holdfast.core.errors import Unsupported
 from holdfast.core.names import check_group, is_group_of, masters_group
+from holdfast.layout.coordinates import CoordinateChange
 from holdfast.layout.placement import Mesh
 
 
@@ -46,8 +47,13 @@ class ReshardsAt(Protocol):
 
     reshard_note: str
 
-    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...]) -> Any:
-        """Return the state to load at `coordinate`; (rank,) on a mesh that lacks one of the axes."""
+    def holdfast_reshard_at(
+        self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...], change: CoordinateChange
+    ) -> Any:
+        """Return the state to load at `coordinate`; (rank,) on a mesh that lacks one of the axes.
+
+        `change` names the coordinates that only the saved or only the live mesh has, for the note.
+        """
 
 
 @runtime_checkable

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.layout.placement import Mesh
 
 RANK_AXIS = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinateChange:
+    """The labels of saved coordinates that no live rank has, and of live coordinates without a saved value."""
+
+    left: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
 
 
 def varying_axes(mesh: Mesh, digests: Sequence[str | None]) -> tuple[str, ...]:
@@ -57,6 +66,25 @@ def own_value(mesh: Mesh, entry: Mapping[str, Any], rank: int, world: int) -> tu
         return entry["value"], ""
     text = own_label(mesh, entry["axes"], entry["sizes"], rank, world)
     return None if text is None or text not in entry["values"] else (entry["values"][text], text)
+
+
+def live_coordinate(mesh: Mesh, axes: Sequence[str], rank: int) -> tuple[int, ...]:
+    """Return the coordinate of `rank` on the named axes; (rank,) on a mesh that lacks one of them."""
+    coordinate = coordinate_on(mesh, axes, rank)
+    return (rank,) if coordinate is None else coordinate
+
+
+def coordinate_change(mesh: Mesh, entry: Mapping[str, Any], world: int) -> CoordinateChange:
+    """Compare the coordinates of an entry of state.json with those of the live ranks."""
+    axes, live_axes = tuple(entry["axes"]), tuple(entry["axes"])
+    sizes = axis_sizes(mesh, axes, world)
+    if not all(sizes):
+        live_axes, sizes = (RANK_AXIS,), (world,)
+    live, saved = set(itertools.product(*map(range, sizes))), set(map(parse_label, entry["values"]))
+    return CoordinateChange(
+        left=tuple(label(axes, coordinate) for coordinate in sorted(saved - live)),
+        new=tuple(label(live_axes, coordinate) for coordinate in sorted(live - saved)),
+    )
 
 
 def axis_sizes(mesh: Mesh, axes: Sequence[str], world: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from holdfast.adapters.loading.tree_targets import (
 from holdfast.adapters.loading.wants import LoadRequests
 from holdfast.adapters.tree import decode_tensors, flatten, unflatten
 from holdfast.core.errors import HoldfastError, LayoutError
-from holdfast.layout.coordinates import coordinate_on, key_at, own_value, parse_label
+from holdfast.layout.coordinates import coordinate_change, key_at, live_coordinate, own_value, parse_label
 from holdfast.layout.placement import Mesh
 from holdfast.plan.state_references import references
 
@@ -111,8 +111,8 @@ class StateEntries:
         values = entry["values"]
         states = {parse_label(text): self._read_state(name, value, text, live) for text, value in values.items()}
         if isinstance(target, ReshardsAt):
-            coordinate = coordinate_on(self._mesh, tuple(entry["axes"]), self._rank)
-            return target.holdfast_reshard_at(states, (self._rank,) if coordinate is None else coordinate)
+            coordinate = live_coordinate(self._mesh, tuple(entry["axes"]), self._rank)
+            return target.holdfast_reshard_at(states, coordinate, coordinate_change(self._mesh, entry, self._world))
         return target.holdfast_reshard(states, self._rank, self._world)
 
     def _read_state(self, name: str, value: Any, suffix: str, live: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.core.warnings import warn
+from holdfast.layout.coordinates import CoordinateChange
 
 _TRAINER = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 _TRL = (
@@ -62,7 +63,7 @@ class CarriedValues:
         loaded, self._loaded = dict(self._loaded), None
         self.earlier_s = loaded.pop(_ELAPSED, 0.0)
         lost = sorted(set(self._extra) - set(loaded))
-        if lost:
+        if lost and self._trainer.is_world_process_zero():
             warn(f"carry: the restored step has no {', '.join(lost)}; the trainer keeps its own")
         device = self._trainer.args.device
         for name, value in loaded.items():
@@ -76,7 +77,9 @@ class CarriedValues:
         """Forget what an earlier call of train() left."""
         self._loaded, self.started_at, self.earlier_s = None, None, 0.0
 
-    def holdfast_reshard_at(self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...]) -> Any:
+    def holdfast_reshard_at(
+        self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...], change: CoordinateChange
+    ) -> Any:
         """Return the values for another mesh: those that are equal on all ranks, and the mean of the running loss."""
         first, *others = (states[key] for key in sorted(states))
         kept = {name: value for name, value in first.items() if all(_equal(value, other[name]) for other in others)}
