@@ -48,6 +48,16 @@ def test_a_folder_whose_name_begins_like_the_package_is_outside() -> None:
     assert caught[0].filename == beside
 
 
+@pytest.mark.parametrize("framework", ["transformers.trainer", "torch.optim.optimizer", "contextlib"])
+def test_the_frames_of_frameworks_are_skipped(framework: str) -> None:
+    names: dict[str, Any] = {"call0": through_the_package(1), "__name__": framework}
+    exec(compile("def call(): call0()", "framework.py", "exec"), names)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        names["call"]()
+    assert caught[0].filename == __file__
+
+
 def emitted(pending: PendingWarnings) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -93,6 +93,11 @@ def one(launcher: Launcher, name: str, *arguments: Any, world: int = 1) -> Any:
     return launcher.values(world, call, CASES, name, *arguments, environment=ENVIRONMENT)[0]
 
 
+def run_again(launcher: Launcher, folder: Path, changes: dict[str, Any]) -> Any:
+    """Start a run of one process, or start it again; report it."""
+    return launcher.values(1, call, RUNS, "run_with_lines", str(folder), changes, environment=ENVIRONMENT)[0]
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_killed_and_resumed_is_the_same_run(launcher: Launcher, wholes: Path, tmp_path: Path, name: str):
     whole = SCENARIOS[name].run_whole(launcher, wholes / name)
@@ -101,13 +106,36 @@ def test_killed_and_resumed_is_the_same_run(launcher: Launcher, wholes: Path, tm
 
 def test_a_finished_run_that_is_started_again_trains_nothing(launcher: Launcher, tmp_path: Path):
     """Trainer alone would train a step beyond max_steps at every start, if that is amid an epoch."""
-    given = (RUNS, "run", str(tmp_path / "run"), {"max_steps": 5, "save_steps": 4})
-    first, again = (launcher.values(1, call, *given, environment=ENVIRONMENT)[0] for _ in range(2))
+    first, again, longer = (
+        run_again(launcher, tmp_path / "run", {"max_steps": steps, "save_steps": 4}) for steps in (5, 5, 7)
+    )
     assert first["step"] == 5 and first["first"] == 0
     assert again["trained"] == []
+    assert again["finished"] == [
+        "step 5: nothing is left to train: the run has 5 steps; raise max_steps or num_train_epochs to go on"
+    ]
+    assert (longer["first"], longer["step"], longer["finished"]) == (5, 7, [])
     assert {key: again[key] for key in ("step", "steps", "weights")} == {
         key: first[key] for key in ("step", "steps", "weights")
     }
+
+
+def test_a_run_that_was_stopped_early_goes_on_with_more_patience_only(launcher: Launcher, tmp_path: Path):
+    """Trainer alone would train until the evaluations are counted once more, at every start."""
+    changes = {"learning_rate": 0.0, "max_steps": 20, **BEST}  # no evaluation after the first is better
+    first, again, more = (
+        run_again(launcher, tmp_path / "run", changes | {"patience": patience}) for patience in (1, 1, 2)
+    )
+    assert (first["step"], first["best"]) == (8, 4)
+    assert again["trained"] == []
+    assert {key: again[key] for key in ("step", "best", "steps", "weights")} == {
+        key: first[key] for key in ("step", "best", "steps", "weights")
+    }
+    assert again["finished"] == [
+        "step 8: nothing is left to train: EarlyStoppingCallback stopped the run (evaluations without improvement: "
+        "1); raise early_stopping_patience above 1 to go on"
+    ]
+    assert (more["first"], more["step"], more["finished"]) == (8, 12, [])
 
 
 @pytest.mark.full
@@ -191,7 +219,16 @@ def test_another_world_size_goes_on_with_the_same_samples(launcher: Launcher, tm
     assert after["first"] == before["step"] == 8
     for one_rank, two_ranks in zip(after["log"][:-1], kept["log"][:-1], strict=True):
         assert float.fromhex(one_rank["loss"]) == pytest.approx(float.fromhex(two_ranks["loss"]), rel=0.02)
-    assert any("another mesh" in note or "world size" in note for note in after["notes"])
+    assert any("saved with a world size of 2, loaded with 1" in note for note in after["notes"])
+
+
+def test_ranks_warn_once_and_at_the_line_of_the_user(launcher: Launcher, tmp_path: Path):
+    given = (str(tmp_path / "run"), {"max_steps": 4, "per_device_train_batch_size": 1})
+    launcher.values(2, call, RUNS, "run", *given, environment=ENVIRONMENT)
+    first, other = launcher.values(2, call, RUNS, "run_with_notes", *given, environment=ENVIRONMENT)
+    assert any("carry: the restored step has no not_saved" in note for note in first["notes"])
+    assert [Path(name).name for name in first["files"]] == ["trainer_runs.py"]
+    assert other["notes"] == []
 
 
 @pytest.mark.full

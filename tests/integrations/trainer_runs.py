@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 import warnings
@@ -135,14 +136,27 @@ def run(
     return train(trainer, folder, resume, kill_step)
 
 
+def run_with_lines(folder: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Train the small model with Holdfast attached, and report, with what a restart logs of a finished run."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("holdfast")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return run(folder, changes) | {"finished": [line for line in lines if "nothing is left to train" in line]}
+
+
 def run_with_notes(folder: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Train on, on another mesh, and report what the load says about that."""
     trainer = make_trainer(folder, changes)
-    attach(trainer)
+    trainer.not_saved = 3
+    attach(trainer, carry=["not_saved"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", HoldfastWarning)
         trainer.train(resume_from_checkpoint=True)
-    return report(trainer, folder) | {"notes": [str(one.message) for one in caught]}
+    noted = {"notes": [str(one.message) for one in caught], "files": sorted({one.filename for one in caught})}
+    return report(trainer, folder) | noted
 
 
 def make_trainer(folder: str, changes: dict[str, Any], **given: Any) -> Any:

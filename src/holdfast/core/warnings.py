@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+# Between the user's code and an integration; a line of theirs says nothing to the user.
+_BETWEEN = frozenset({"accelerate", "contextlib", "lightning", "pytorch_lightning", "torch", "transformers", "trl"})
 
 
 class HoldfastWarning(UserWarning):
@@ -16,13 +18,18 @@ class HoldfastWarning(UserWarning):
 
 
 def warn(text: str) -> None:
-    """Warn at the nearest stack frame outside of Holdfast."""
+    """Warn at the nearest stack frame outside of Holdfast and of the frameworks that call it."""
     level = 2
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and _is_internal(frame):
         level += 1
         frame = frame.f_back
     warnings.warn(text, HoldfastWarning, stacklevel=level)
+
+
+def _is_internal(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return frame.f_code.co_filename.startswith(_PACKAGE) or module.partition(".")[0] in _BETWEEN
 
 
 class PendingWarnings:

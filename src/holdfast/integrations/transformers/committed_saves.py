@@ -126,7 +126,7 @@ class CommittedSaves:
 
     def warn_of_addresses(self) -> None:
         """Warn of callbacks that look for a folder where the steps are objects in a store."""
-        if not self._local and self._callbacks():
+        if not self._local and self._callbacks() and self._trainer.is_world_process_zero():
             names = ", ".join(sorted({type(one).__name__ for one in self._callbacks()}))
             warn(f"{names}: on_save finds no folder checkpoint-N, because the root is not a local folder")
 

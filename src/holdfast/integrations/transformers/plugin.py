@@ -26,6 +26,7 @@ from holdfast.integrations.transformers.carried_values import CarriedValues
 from holdfast.integrations.transformers.committed_saves import CommittedSaves
 from holdfast.integrations.transformers.data_position import StepCounter, data_layout, require_same_data
 from holdfast.integrations.transformers.epoch_begin import EpochBegin
+from holdfast.integrations.transformers.finished_run import log_finished, why_finished
 from holdfast.integrations.transformers.plugin_options import PluginOptions, save_metrics
 from holdfast.integrations.transformers.processing_files import ProcessingFiles
 from holdfast.integrations.transformers.refusals import require_supported, warn_of_pending_gradients
@@ -206,9 +207,8 @@ class TrainerPlugin:
             self._note_best(self.trainer.state)
             if not args.ignore_data_skip:
                 epoch, steps = self.resume.record["position"]["epoch"], self.resume.record["position"]["steps"]
-            state = self.trainer.state
-            if state.global_step >= state.max_steps:  # Trainer would look at that after one step more
-                epoch, steps = state.num_train_epochs, 0
+            if why_finished(self.trainer):  # Trainer would look at that after one step more
+                epoch, steps = self.trainer.state.num_train_epochs, 0
         self.counter.start(epoch, steps)
         return epoch, steps * accumulation
 
@@ -246,8 +246,10 @@ class TrainerPlugin:
         self.epoch_begin.begin(loader, amid=self.counter.begin_epoch())
 
     def begin_training(self) -> None:
-        """Set the values that Trainer has just zeroed."""
+        """Set the values that Trainer has just zeroed, and say so if nothing will be trained."""
         self._carried.apply()
+        if self.resume is not None:
+            log_finished(self.trainer)
 
     def require_loaded(self) -> None:
         """Raise Mismatch at the first step if what was asked for was not loaded; after that do nothing."""
@@ -385,7 +387,8 @@ class TrainerPlugin:
         try:
             load(state.best_model_checkpoint, {"model": self.trainer.model}, deadline_s=self.deadline_s)
         except NotFound as error:
-            warn(f"the best model, of step {state.best_global_step}, was not loaded, the last one stays: {error}")
+            if self.trainer.is_world_process_zero():
+                warn(f"the best model, of step {state.best_global_step}, was not loaded, the last one stays: {error}")
 
 
 def _inner_optimizer(optimizer: Any) -> Any:

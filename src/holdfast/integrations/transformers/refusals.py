@@ -36,7 +36,7 @@ def refuse_trials() -> None:
 
 def warn_of_pending_gradients(trainer: Any) -> None:
     """Warn of a save amid a gradient accumulation: a resumed run does not have the gradients so far."""
-    if not trainer.accelerator.gradient_state.sync_gradients:
+    if not trainer.accelerator.gradient_state.sync_gradients and trainer.is_world_process_zero():
         warn(
             f"step {trainer.state.global_step} is saved amid a gradient accumulation, because the data ended within "
             "it: a resumed run does not have the gradients so far. Save by steps, or give an epoch a number of batches "

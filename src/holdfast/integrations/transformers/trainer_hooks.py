@@ -62,10 +62,11 @@ class LateSaveEvents:
         self.holdfast_plugin.remove_extras_folder(state.global_step)
         if self.holdfast_plugin.has_saved(state.global_step):
             return control
-        warn(
-            f"step {state.global_step} was not saved by Holdfast: {type(self.holdfast_plugin.trainer).__name__} has a "
-            "_save_checkpoint of its own that does not call Trainer's"
-        )
+        if state.is_world_process_zero:
+            warn(
+                f"step {state.global_step} was not saved by Holdfast: {type(self.holdfast_plugin.trainer).__name__} "
+                "has a _save_checkpoint of its own that does not call Trainer's"
+            )
         return self.call_event("on_save", args, state, control, **kwargs)  # type: ignore[attr-defined]
 
 
