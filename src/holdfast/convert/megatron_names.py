@@ -33,7 +33,7 @@ def mapping_hint(keys: Collection[str], config: Mapping[str, Any] | None) -> str
     if _any(_OLD, keys):
         return (
             "no built-in mapping has the names of Megatron before Megatron-Core: convert them with "
-            "tools/checkpoint/convert.py --loader legacy --saver core of Megatron-Core 0.11 to 0.17, or write the "
+            "tools/checkpoint/convert.py --loader legacy --saver core of Megatron-Core 0.12, or write the "
             "mapping as statements (--map FILE)"
         )
     if _any(_MAMBA, keys):
