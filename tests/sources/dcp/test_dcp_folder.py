@@ -191,6 +191,21 @@ def test_newer_megatron_keeps_plans_in_the_metadata_and_its_values_beside_the_te
     assert any("3 _extra_state of Megatron's layers" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("prefix", ["", "chained_0."])
+def test_buffers_of_megatrons_distributed_optimizer_are_no_weights(tmp_path, prefix):
+    """As Megatron-Core saves it unless told to save by parameter."""
+    bucket = f"{prefix}optimizer.distributed.dp_group_idx_0"
+    state: dict[str, Any] = {
+        f"{bucket}.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.{name}": torch.ones(9)
+        for name in ("param", "exp_avg", "exp_avg_sq")
+    }
+    state |= {"embedding.word_embeddings.weight": torch.ones(4, 2), f"{bucket}.per_bucket_numel/shard_0_1": "x"}
+    save_dcp(tmp_path / "c", state, planner=DefaultSavePlanner(flatten_state_dict=False))
+    found = open_stored(tmp_path / "c")
+    assert list(found.keys()) == ["embedding.word_embeddings.weight"] and not found.state
+    assert any("left out: 4 buffers of Megatron's distributed optimizer" in note for note in found.notes)
+
+
 def flattened(folder: Path, shape=(4, 6), grid=(2, 2)) -> np.ndarray:
     """A tensor whose parts were flattened and cut among ranks, as the distributed optimizer of Megatron writes it."""
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)

@@ -20,7 +20,11 @@ from holdfast.sources.trees.leaf import has_leaf
 FORMAT = "torch DCP"
 _COMMON = "common.pt"  # written by Megatron
 _COMMON_KEY = "common_state/shard_0_1"  # where newer versions of Megatron store the same
-_EXTRA_STATE = re.compile(r".+\._extra_state/shard_[0-9.]+_[0-9.]+")
+_LEFT_OUT = {  # of Megatron's: neither weights of the model nor the state of parameters
+    "_extra_state of Megatron's layers, which only its own classes can read": r".+\._extra_state/shard_[0-9.]+_[0-9.]+",
+    "buffers of Megatron's distributed optimizer, which name no parameters; with --dist-ckpt-optim-fully-reshardable "
+    "Megatron saves its state by parameter": r"(?:chained_[0-9]+\.)?optimizer\.distributed\.dp_group_idx_.+",
+}
 _NOTES = 20
 
 
@@ -39,10 +43,11 @@ def read_dcp(folder: Folder) -> ReaderResult | None:
     finally:
         items.close()
     common = _common(folder, notes) or _common_of(tree.pop(_COMMON_KEY, None))
-    extra = [name for name in tree if _EXTRA_STATE.fullmatch(str(name))]
-    if extra:
-        tree = {name: value for name, value in tree.items() if name not in extra}
-        notes.append(f"left out: {len(extra)} _extra_state of Megatron's layers, which only its own classes can read")
+    for text, pattern in _LEFT_OUT.items():
+        kept = {name: value for name, value in tree.items() if not re.fullmatch(pattern, str(name))}
+        if len(kept) < len(tree):
+            notes.append(f"left out: {len(tree) - len(kept)} {text}")
+        tree = kept
     known = {str(name) for name in tree} | {"optimizer"}
     tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
     result = result_of_tree(FORMAT, tree, folder.path, made)
