@@ -36,10 +36,10 @@ def finish_gradients(parameters: Mapping[str, nn.Parameter], gradient_sums: Grad
             # Norms and routers see a slice of the sequence, so their gradients are partial sums.
             parameter.grad = gradient.redistribute(placements=parameter.placements)
     for group, keys in gradient_sums.over:
-        _sum_over(group, [local_gradient(parameters[key]) for key in sorted(keys)])
+        sum_gradients(group, [local_gradient(parameters[key]) for key in sorted(keys)])
     if gradient_sums.ties is not None:
         group, key = gradient_sums.ties
-        _sum_over(group, [local_gradient(parameters[key])])
+        sum_gradients(group, [local_gradient(parameters[key])])
 
 
 def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
@@ -49,7 +49,8 @@ def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def _sum_over(group: dist.ProcessGroup, gradients: Iterable[torch.Tensor]) -> None:
+def sum_gradients(group: dist.ProcessGroup, gradients: Iterable[torch.Tensor]) -> None:
+    """Add up gradients over a group, in place. Collective."""
     bucket: list[torch.Tensor] = []
     for gradient in gradients:
         bucket.append(gradient)

@@ -1,0 +1,181 @@
+"""InfoNCE: each query's positive against the other documents of the batch, and in more directions on request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from holdfast.core.errors import InvalidArgument
+from holdfast.train.embedding.columns import Columns
+from holdfast.train.embedding.losses.false_negatives import FalseNegatives
+from holdfast.train.embedding.losses.similarity import Similarity, check_similarity, prepared
+from holdfast.train.embedding.losses.tiles import EXCLUDED, TILE_COLUMNS, TILE_ROWS, row_log_sum_exp
+
+# By direction: whether its rows are queries (else positives), its candidates, whether a row's own candidates count.
+_DIRECTIONS = {
+    "query_to_doc": (True, "documents", True),
+    "query_to_query": (True, "queries", False),
+    "doc_to_query": (False, "queries", True),
+    "doc_to_doc": (False, "documents", False),
+    "positive_to_positive": (False, "positives", False),
+}
+_WITHOUT_POSITIVE = tuple(name for name, (_, _, counts) in _DIRECTIONS.items() if not counts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The embeddings that rows are compared with, those of a guide, and the numbers of their texts."""
+
+    embeddings: torch.Tensor
+    guides: torch.Tensor | None
+    texts: torch.Tensor | None
+
+
+class InfoNCE(nn.Module):
+    """Cross entropy of each query's positive among candidates, with similarities over a temperature as logits.
+
+    Args:
+        temperature: Divides the similarities.
+        learned: Train the temperature, as the logarithm of its inverse (`log_scale`).
+        directions: "query_to_doc": a query against all positives and negatives; "doc_to_query": a positive against all
+            queries; "query_to_query": a query against the others; "doc_to_doc": a positive against the documents of
+            other queries; "positive_to_positive": against the positives of other queries.
+        joint: One softmax over the candidates of all directions; else one for each, averaged, which with
+            ("query_to_doc", "doc_to_query") is the symmetric loss.
+        similarity: "cosine" or "dot".
+        false_negatives: Candidates that are left out. A row's own positive always counts.
+        tile_rows, tile_columns: How many scores exist at once.
+
+    `texts` [rows, columns], numbers that equal texts share, leaves out candidates with the text of a row's query or
+    positive. `guides`, a guide's embeddings by column, are for `false_negatives`.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.05,
+        *,
+        learned: bool = False,
+        directions: Sequence[str] = ("query_to_doc",),
+        joint: bool = True,
+        similarity: Similarity = "cosine",
+        false_negatives: FalseNegatives | None = None,
+        tile_rows: int = TILE_ROWS,
+        tile_columns: int = TILE_COLUMNS,
+    ) -> None:
+        super().__init__()
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise InvalidArgument(f"temperature={temperature!r} must be a number above 0")
+        check_similarity(similarity)
+        _check_directions(directions, joint=joint)
+        scale = torch.tensor(-math.log(temperature), dtype=torch.float64)
+        self.log_scale = nn.Parameter(scale.float()) if learned else None
+        self._scale = 1.0 / temperature
+        self.directions, self.joint, self.similarity = tuple(directions), joint, similarity
+        self.false_negatives = false_negatives
+        self._tile = (tile_rows, tile_columns)
+
+    @property
+    def temperature(self) -> float:
+        return math.exp(-self.log_scale.item()) if self.log_scale is not None else 1.0 / self._scale
+
+    def forward(
+        self,
+        columns: Columns,
+        *,
+        texts: torch.Tensor | None = None,
+        guides: Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        if len(columns.own) < 2:
+            raise InvalidArgument(f"InfoNCE needs queries and positives, and got {len(columns.own)} columns")
+        if columns.total == 1 and len(columns.own) == 2:
+            raise InvalidArgument(
+                "a batch of one pair has no negatives: InfoNCE compares a query with several documents"
+            )
+        scale = self._scale if self.log_scale is None else self.log_scale.exp()
+        every = [prepared(column, self.similarity) for column in columns.every]
+        own = slice(columns.first, columns.first + columns.rows)
+        every_guide = self._guides(columns, guides)
+        every_text = None if texts is None else columns.gather(texts)
+        positives = (every[0][own] * every[1][own]).sum(-1)
+        limits = None
+        if self.false_negatives is not None and every_guide is not None:
+            limits = self.false_negatives.limits((every_guide[0][own] * every_guide[1][own]).sum(-1))
+        found = []
+        for name in self.directions:
+            of_queries, kind, own_counts = _DIRECTIONS[name]
+            chosen = {"queries": [0], "positives": [1], "documents": list(range(1, len(every)))}[kind]
+            candidates = _Candidates(
+                torch.cat([every[c] for c in chosen]),
+                None if every_guide is None else torch.cat([every_guide[c] for c in chosen]),
+                None if every_text is None else every_text[:, chosen].T.flatten(),
+            )
+            row = 0 if of_queries else 1
+            guide_rows = None if every_guide is None else every_guide[row][own]
+            text_rows = None if every_text is None else every_text[own, :2]
+            rows = _Rows(every[row][own], guide_rows, text_rows, limits, columns.first, columns.total)
+            found.append(self._log_sum_exp(rows, candidates, scale, own_counts=own_counts))
+        stacked = torch.stack(found)
+        normalizer = stacked.logsumexp(0) if self.joint else stacked.mean(0)
+        return (normalizer - positives * scale).sum() / columns.total
+
+    def _guides(self, columns: Columns, guides: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
+        """Return the embeddings by which false negatives are told, of all ranks."""
+        if self.false_negatives is None:
+            return None
+        if guides is None:
+            return [prepared(column.detach(), self.similarity) for column in columns.every]
+        if len(guides) != len(columns.own):
+            raise InvalidArgument(f"there are guides for {len(guides)} columns, and {len(columns.own)} columns")
+        return [prepared(columns.gather(guide), "cosine") for guide in guides]
+
+    def _log_sum_exp(
+        self, rows: _Rows, candidates: _Candidates, scale: float | torch.Tensor, *, own_counts: bool
+    ) -> torch.Tensor:
+        def scores(of_rows: slice, of_columns: slice) -> torch.Tensor:
+            found = rows.embeddings[of_rows] @ candidates.embeddings[of_columns].T * scale
+            return found.masked_fill(rows.left_out(candidates, of_rows, of_columns, own_counts=own_counts), EXCLUDED)
+
+        return row_log_sum_exp(len(rows.embeddings), len(candidates.embeddings), scores, *self._tile)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """This rank's rows of one direction, and what tells which candidates do not count for them."""
+
+    embeddings: torch.Tensor
+    guides: torch.Tensor | None
+    texts: torch.Tensor | None  # [rows, 2]: of the query and of the positive
+    limits: torch.Tensor | None  # similarities of the guide above which candidates are left out
+    first: int
+    total: int
+
+    @torch.no_grad()
+    def left_out(self, candidates: _Candidates, rows: slice, columns: slice, *, own_counts: bool) -> torch.Tensor:
+        """Return a mask of the candidates that do not count."""
+        device = self.embeddings.device
+        row = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.first
+        column = torch.arange(columns.start, columns.stop, device=device)
+        out = torch.zeros(rows.stop - rows.start, columns.stop - columns.start, dtype=torch.bool, device=device)
+        if self.limits is not None and self.guides is not None and candidates.guides is not None:
+            out |= self.guides[rows] @ candidates.guides[columns].T > self.limits[rows, None]
+        if self.texts is not None and candidates.texts is not None:
+            for text in self.texts[rows].unbind(1):
+                out |= text[:, None] == candidates.texts[columns]
+        if own_counts:
+            return out & (column != row)  # the positive is the row's own candidate of the first column
+        return out | (column % self.total == row)
+
+
+def _check_directions(directions: Sequence[str], *, joint: bool) -> None:
+    unknown = [name for name in directions if name not in _DIRECTIONS]
+    if unknown:
+        raise InvalidArgument(f"there is no direction {unknown[0]!r}: choose from {', '.join(_DIRECTIONS)}")
+    if "query_to_doc" not in directions or len(set(directions)) != len(directions):
+        raise InvalidArgument(f"directions={tuple(directions)}: name each once, query_to_doc among them")
+    without = [name for name in directions if name in _WITHOUT_POSITIVE]
+    if not joint and without:
+        raise InvalidArgument(f"{without[0]} has no positive among its candidates: it takes joint=True")

@@ -1,0 +1,98 @@
+"""Any division into micro batches gives the gradients of the whole batch at once; what does not fit is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from holdfast.core.errors import InvalidArgument
+from holdfast.train.embedding import GradCache
+from holdfast.train.embedding.columns import gather_columns
+from holdfast.train.embedding.losses import InfoNCE
+from tests.train.embedding.toys import distance, encoder, gradient_of, gradients, texts
+
+
+def at_once(columns, scale=1.0):
+    model = encoder()
+    loss = InfoNCE()(gather_columns([model(column) for column in columns], None))
+    (loss * scale).backward()
+    return loss.detach(), gradients(model)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 7, 100])
+def test_any_micro_batch_gives_the_whole_gradients(micro_batch):
+    columns = texts(7, 3)
+    model = encoder()
+    loss = GradCache(model, InfoNCE(), micro_batch=micro_batch).step(columns, scale=8.0)
+    truth, whole = at_once(columns, 8.0)
+    assert distance(loss, truth) < 1e-12
+    assert distance(gradients(model), whole) < 1e-12
+
+
+class Masked(nn.Module):
+    """The mean of the embeddings of a text's tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 8, dtype=torch.float64)
+        self.lengths: list[int] = []
+
+    def forward(self, inputs):
+        mask = inputs["attention_mask"]
+        self.lengths.append(mask.shape[1])
+        return (self.embed(inputs["input_ids"]) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def test_micro_batches_by_tokens_and_without_padding():
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([3, 9, 1, 4, 4, 2])
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    columns = [{"input_ids": torch.randint(50, (6, 9), generator=draw), "attention_mask": mask} for _ in range(2)]
+    found = []
+    for micro_tokens, trim in ((None, False), (8, False), (8, True)):
+        torch.manual_seed(0)
+        model = Masked()
+        GradCache(model, InfoNCE(), micro_tokens=micro_tokens, trim=trim).step(columns)
+        found.append((gradient_of(model.embed.weight), sum(model.lengths)))
+    (whole, _), (by_tokens, padded), (cut, short) = found
+    assert distance(by_tokens, whole) < 1e-12 and distance(cut, whole) < 1e-12
+    assert short < padded
+
+
+def test_an_encoder_that_is_a_function_and_lists_of_inputs():
+    model = encoder()
+    columns = texts(5, 2)
+    cache = GradCache(lambda rows: model(torch.stack(rows)), InfoNCE(), micro_batch=2, module=model)
+    loss = cache.step([list(column) for column in columns])
+    assert distance(loss, at_once(columns)[0]) < 1e-12
+    assert distance(gradients(model), at_once(columns)[1]) < 1e-12
+    assert torch.equal(cache.evaluate([list(column) for column in columns]), loss)
+
+
+def test_half_precision_embeddings_are_compared_in_fp32():
+    model = encoder(dtype=torch.bfloat16)
+    loss = GradCache(model, InfoNCE(), micro_batch=2).step(texts(5, 2, dtype=torch.bfloat16))
+    assert loss.dtype == torch.float32 and model.net[0].weight.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ([torch.zeros(0, 12), torch.zeros(0, 12)], "column 0 has no rows"),
+        ([], "needs columns"),
+        ([torch.zeros(3, 12), torch.zeros(2, 12)], "have 2, 3 rows"),
+        ([torch.zeros(3, 4, 12), torch.zeros(3, 4, 12)], r"encode returned \[2, 4, 16\] for 2 rows"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(columns, words):
+    model = encoder(dtype=torch.float32)
+    with pytest.raises(InvalidArgument, match=words):
+        GradCache(model, InfoNCE(), micro_batch=2).step(columns)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("options", [{"micro_batch": 0}, {"micro_tokens": -1}, {"micro_batch": True}])
+def test_micro_batches_of_nothing_are_refused(options):
+    with pytest.raises(InvalidArgument, match="at least 1"):
+        GradCache(encoder(), InfoNCE(), **options)
