@@ -89,6 +89,32 @@ def test_a_state_of_something_else_is_refused() -> None:
     assert draws() == expected, "no stream was set"
 
 
+def _alone_then_together(root: str, seeds: tuple[int, ...]) -> tuple[list[float], tuple[str, ...]]:
+    seed(seeds[dist.get_rank()])
+    report = holdfast.load(root, {"rng": holdfast.RandomStreams()})
+    return draws(), report.notes
+
+
+@pytest.mark.parametrize(("seeds", "equal"), [((5, 6, 7), ()), ((5, 5, 5), (0, 1, 2)), ((5, 6, 6), (1, 2))])
+def test_what_one_process_saved_goes_on_as_the_program_seeds_ranks(
+    tmp_path: Path, seeds: tuple[int, ...], equal: tuple[int, ...]
+) -> None:
+    """Rank 0 goes on; ranks that are seeded alike draw the same numbers, and others do not."""
+    seed(3)
+    holdfast.save(tmp_path / "s", {"rng": holdfast.RandomStreams()})
+    expected = draws()
+    found = run_ranks(3, _alone_then_together, str(tmp_path / "s"), seeds)
+    assert found == run_ranks(3, _alone_then_together, str(tmp_path / "s"), seeds)
+    drawn = [own for own, _ in found]
+    assert drawn[0] == expected
+    for one in range(3):
+        for other in range(one):
+            same = one in equal and other in equal
+            assert all((a == b) == same for a, b in zip(drawn[one], drawn[other], strict=True)), (one, other)
+    words = "all ranks go on with" if len(equal) == 3 else "others begin with new ones, derived from those, of python"
+    assert all(len(notes) == 1 and words in notes[0] for _, notes in found)
+
+
 def _saved(root: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> list[float]:
     """Streams that differ along dp, and are the same along tp."""
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
@@ -118,15 +144,6 @@ def test_every_rank_goes_on_on_the_same_mesh_and_another_one_is_reported(tmp_pat
     assert more[4][0] == more[5][0] not in saved
     assert "loaded with 6: each rank goes on with the streams of its place; dp=2 had none and begin" in more[4][1][0]
     assert run_ranks(6, _loaded, root, (3, 2), names) == more
-
-
-def test_one_process_s_streams_go_on_alike_on_every_rank(tmp_path: Path) -> None:
-    seed(9)
-    holdfast.save(tmp_path / "s", {"rng": holdfast.RandomStreams()})
-    expected = draws()
-    found = run_ranks(2, _loaded, str(tmp_path / "s"), (2,), ("dp",))
-    assert [drawn for drawn, _ in found] == [expected] * 2
-    assert all("saved with a world size of 1, loaded with 2" in notes[0] for _, notes in found)
 
 
 def test_a_load_on_fewer_ranks_names_the_streams_that_are_left(tmp_path: Path) -> None:

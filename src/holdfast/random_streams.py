@@ -15,6 +15,7 @@ import torch.distributed as dist
 from holdfast.core.errors import Mismatch
 from holdfast.layout.coordinates import CoordinateChange
 
+_KINDS = ("python", "numpy", "torch", "devices")
 _SHOWN = 4  # coordinates that a note names
 
 
@@ -25,6 +26,10 @@ class RandomStreams:
     restore on the same mesh goes on exactly. On another mesh a rank takes the streams of its coordinates; where
     none were saved it gets new ones, which depend on the saved streams and its coordinates only. The report
     notes it.
+
+    Streams that one process saved say nothing about ranks. Several ranks that load them follow the program: ranks
+    whose streams are equal before the load have equal ones after it, those of rank 0 the saved ones. Seed them as
+    you do for a run that starts anew.
 
     With `late=True` a load only keeps what it read, and `apply()` sets the streams: for programs that draw
     numbers between the load and the first step, as an iterator of a shuffling loader does.
@@ -54,7 +59,7 @@ class RandomStreams:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the streams, or keep them until `apply()`."""
-        unknown = sorted({"world", "python", "numpy", "torch", "devices"} ^ set(state))
+        unknown = sorted({"world", *_KINDS} ^ set(state))
         if unknown:
             raise Mismatch(f"random streams: {', '.join(unknown)}: not a state that RandomStreams saved")
         self._loaded = state
@@ -87,6 +92,30 @@ class RandomStreams:
             if _has_device(device):
                 _device_module(device).set_rng_state(stream, device)
 
+    def holdfast_live_parts(self, live: Mapping[str, Any]) -> dict[str, str]:
+        """Return a digest of each kind of stream in a state of this rank."""
+        return {kind: _digest_of(live[kind]) for kind in _KINDS}
+
+    def holdfast_follow_live(
+        self, state: Mapping[str, Any], leaders: Mapping[str, Sequence[int]], rank: int
+    ) -> Mapping[str, Any]:
+        """Return the streams of a rank, of those that all ranks share in a checkpoint."""
+        if state.get("world") != 1 or _world() == 1:
+            return state
+        kinds = [kind for kind in _KINDS if any(leaders[kind])]
+        if not kinds:
+            self._note(
+                1, "all ranks go on with the same streams, those that were saved, as the program seeds all alike"
+            )
+            return state
+        self._note(
+            1,
+            "rank 0 goes on with the streams that were saved, and others begin with new ones, derived from those, of "
+            f"{', '.join(kinds)}, as the program seeds ranks differently",
+        )
+        new = [kind for kind in kinds if leaders[kind][rank]]
+        return {**state, **{kind: _derived(state, (leaders[kind][rank],))[kind] for kind in new}}
+
     def holdfast_reshard_at(
         self, states: Mapping[tuple[int, ...], Any], coordinate: tuple[int, ...], change: CoordinateChange
     ) -> Any:
@@ -100,6 +129,13 @@ class RandomStreams:
             )
         self._note(states[min(states)]["world"], "; ".join(effects))
         return states[coordinate] if coordinate in states else _derived(states[min(states)], coordinate)
+
+
+def _digest_of(stream: Any) -> str:
+    parts = stream.items() if isinstance(stream, Mapping) else [("", stream)]
+    plain = [(name, value.tolist() if isinstance(value, torch.Tensor) else value) for name, value in parts]
+    with np.printoptions(threshold=sys.maxsize):
+        return hashlib.blake2b(repr(plain).encode(), digest_size=16).hexdigest()
 
 
 def _listed(labels: Sequence[str]) -> str:

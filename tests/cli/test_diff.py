@@ -163,3 +163,10 @@ def test_the_parameters_of_a_group_are_a_set():
     assert not [*_compare_values("o", _ordered(entry("a", "b")), _ordered(entry("b", "a")))]
     assert [*_compare_values("o", _ordered(entry("a", "b")), _ordered(entry("c", "a")))]
     assert _ordered({"kind": "json", "value": [2, 1]}) == {"kind": "json", "value": [2, 1]}
+
+
+def test_a_list_with_many_differences_takes_one_line():
+    """The state of a random generator is a list of 625 numbers."""
+    (found,) = _compare_values("random", {"numbers": [0, *range(600)]}, {"numbers": [0, *range(1, 601)]})
+    assert (found.key, found.what, found.elements) == ("random.numbers", "600 of 601 values differ", 600)
+    assert len([*_compare_values("o", [1, 2, 3, 4], [1, 3, 2, 4])]) == 2

@@ -38,7 +38,10 @@ def test_the_fields_of_an_event_make_it_again() -> None:
     ("level", "names"),
     [
         (logging.DEBUG, ["planned", "captured", "written", "skipped", "waited", "discovered", "cleaned", "arena"]),
-        (logging.INFO, ["published", "restored", "preempted", "removed", "set aside", "went back", "closing"]),
+        (
+            logging.INFO,
+            ["published", "restored", "new run", "preempted", "removed", "set aside", "went back", "closing"],
+        ),
         (logging.WARNING, ["failed", "no identity", "unrestored"]),
     ],
 )

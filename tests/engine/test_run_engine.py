@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +68,27 @@ def test_the_report_is_that_of_the_last_restore(tmp_path: Path) -> None:
         checkpointer.restore({"w": torch.zeros(3)})
         assert checkpointer.last_report is not None and checkpointer.last_report.step == 1
         assert not checkpointer.last_report.is_partial
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    events: list[holdfast.Event] = []
+    with holdfast.Checkpointer(tmp_path / "mistyped", on_event=events.append) as checkpointer:
+        checkpointer.restore({"w": torch.zeros(3)})
+        checkpointer.save(1, {"w": torch.ones(3)}).result()
+        checkpointer.restore({"w": torch.zeros(3)})
+    (new,) = [event for event in events if event.name == "new run"]
+    assert str(new) == f"new run: there is no checkpoint in {tmp_path / 'mistyped'}"
+
+
+def test_a_note_alone_is_told_as_such(tmp_path: Path) -> None:
+    class Noting(holdfast.RandomStreams):
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.reshard_note = "all streams are new ones"
+
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"random": holdfast.RandomStreams()}).result()
+        with pytest.warns(holdfast.HoldfastWarning, match=r"^restored step 1; random: all streams are new ones$"):
+            checkpointer.restore({"random": Noting()})
 
 
 def test_a_wrong_call_drops_nothing_that_earlier_starts_captured(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,6 +54,20 @@ class ReshardsAt(Protocol):
 
         `change` names the coordinates that only the saved or only the live mesh has, for the note.
         """
+
+
+@runtime_checkable
+class FollowsLive(Protocol):
+    """A stateful object whose state, if all ranks share it in a checkpoint, may become another one on each rank.
+
+    Which ranks have equal live states tells what the program means to be equal.
+    """
+
+    def holdfast_live_parts(self, live: Any) -> dict[str, str]:
+        """Return a digest of each part of a state of this rank."""
+
+    def holdfast_follow_live(self, state: Any, leaders: Mapping[str, Sequence[int]], rank: int) -> Any:
+        """Return the state to load on `rank`. `leaders` has by part, for each rank, the first with an equal one."""
 
 
 @runtime_checkable

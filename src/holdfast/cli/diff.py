@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.checkpoint import Checkpoint
 
 
+_LISTED = 3  # values of a list that differ, each on a line of its own
 _SHOWN = 120
 
 
@@ -115,6 +116,12 @@ def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
         for key in dict.fromkeys([*one, *two]):
             yield from _compare_values(f"{path}.{key}", one.get(key), two.get(key))
     elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        differing = [index for index, (a, b) in enumerate(zip(one, two, strict=True)) if a != b]
+        if len(differing) > _LISTED and not any(isinstance(one[index], dict | list) for index in differing):
+            yield Difference(
+                "state.json", path, f"{len(differing)} of {len(one)} values differ", elements=len(differing)
+            )
+            return
         for index, (a, b) in enumerate(zip(one, two, strict=True)):
             yield from _compare_values(f"{path}[{index}]", a, b)
     elif one != two or type(one) is not type(two):

@@ -25,7 +25,8 @@ class Event:
     step that was skipped, and why), "load planned" (the checkpoint opened and matched with the live
     state), "reading" (every few seconds, the bytes so far), "read" (this rank's bytes from storage),
     "discovered" (what came before the load: cleaning up, finding the step, damaged steps), "restored" (all
-    of it), "went back" (an earlier step was requested), "unrestored" (the memory has a state of another run).
+    of it), "new run" (nothing was there to restore), "went back" (an earlier step was requested), "unrestored" (the
+    memory has a state of another run).
     """
 
     name: str
@@ -48,6 +49,9 @@ class Event:
         rate = f" ({self.bytes / self.seconds / 1e9:.2f} GB/s)" if self.bytes >= 1e8 and self.seconds else ""
         return f"{step}{self.name}{size}{took}{rate}{': ' if self.detail else ''}{self.detail}"
 
+
+_INFO = ("published", "restored", "new run", "preempted", "removed", "set aside", "went back", "closing", "damaged")
+_WARNING = ("failed", "no identity", "unrestored")
 
 Listener = Callable[[Event], None]
 
@@ -73,11 +77,5 @@ def log_event(event: Event) -> None:
 
     Failures are also warned about in the training loop.
     """
-    level = dict.fromkeys(
-        ("published", "restored", "preempted", "removed", "set aside", "went back", "closing", "damaged"), logging.INFO
-    ) | {
-        "failed": logging.WARNING,
-        "no identity": logging.WARNING,
-        "unrestored": logging.WARNING,
-    }
+    level = dict.fromkeys(_INFO, logging.INFO) | dict.fromkeys(_WARNING, logging.WARNING)
     _LOG.log(level.get(event.name, logging.DEBUG), "%s", event)

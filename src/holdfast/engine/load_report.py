@@ -44,6 +44,13 @@ class LoadReport:
         """True if keys were left out, or values of param groups were changed."""
         return bool(self.missing or self.unexpected or self.mismatched or self.notes)
 
+    @property
+    def difference(self) -> str:
+        """How the restored state differs from what was saved, after the name of the step."""
+        if self.missing or self.unexpected or self.mismatched:
+            return f", not all of it as it was saved: {self}"
+        return f"; {'; '.join(self.notes)}"
+
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors and {self.values} other values of {self.path}"]
         for name in ("missing", "unexpected", "mismatched", "cast", "notes"):

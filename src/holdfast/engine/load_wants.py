@@ -32,6 +32,7 @@ class RankWants:
     owners: Mapping[str, list[str]]  # the modules that each optimizer of the rank spans
     used_patterns: Sequence[str]
     groups: Sequence[str]
+    live_parts: Mapping[str, Mapping[str, str]]  # digests of live states that the loaded ones follow
     value_entries: int  # entries with values other than tensors
     non_persistent: Sequence[str]
     wanted: Sequence[str]
@@ -127,6 +128,7 @@ def collect_wants(
     if len(asked) > 1:
         texts = "; ".join(", ".join(options) for options in asked)
         raise InvalidArgument(f"the ranks must load with the same options, not with {texts}")
+    wants.targets.compare_live([answer.live_parts for answer in wants.ranks])
     return wants
 
 
@@ -173,6 +175,7 @@ def _collect(
             owners=live.own_owners(),
             used_patterns=sorted(selection.used),
             groups=targets.groups,
+            live_parts=targets.live_parts,
             value_entries=targets.count_value_entries(),
             non_persistent=targets.not_stored,
             **asdict(requests.findings),

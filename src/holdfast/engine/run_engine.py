@@ -214,7 +214,7 @@ class RunEngine:
             if has_optimizer and self._memory.leaves_room:
                 self._prepare_quietly(ranks, self.background, state)
         if step is not None and ranks.rank == 0 and self.last_report is not None and self.last_report.is_partial:
-            self._warnings.add(f"restored step {step}, not all of it as it was saved: {self.last_report}")
+            self._warnings.add(f"restored step {step}{self.last_report.difference}")
         return step
 
     def peek(self, ranks: Ranks, request: RestoreRequest) -> Peek | None:
@@ -269,8 +269,11 @@ class RunEngine:
         load_s = 0.0 if report is None else report.seconds
         self._listener(Event("discovered", step, ranks.rank, seconds=seconds - load_s))
         if report is not None and ranks.rank == 0:
-            detail = "from memory" if step == self._memory.restored_step else report.reading
+            own = "bytes of this rank" if ranks.world > 1 else ""
+            detail = "from memory" if step == self._memory.restored_step else report.reading or own
             self._listener(Event("restored", step, bytes=report.read_bytes, seconds=seconds, detail=detail))
+        elif ranks.rank == 0:
+            self._listener(Event("new run", detail=f"there is no checkpoint in {self.storage.name}"))
 
     def _continue_from(self, origin: Lineage, report: LoadReport) -> None:
         """Continue from a restored step: it is the parent of the next save, and its names are written further."""

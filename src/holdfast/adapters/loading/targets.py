@@ -29,7 +29,7 @@ class Targets:
         self.requests = requests
         entries = StateEntries(live, requests, mesh, rank, world)
         self._modules = ModuleTargets(live, requests, entries)
-        self._values = ValueTargets(live, requests, entries)
+        self._values = ValueTargets(live, requests, entries, rank)
         self._optimizers: list[OptimizerTargets] = []
         self._actions: list[Action] = []
         self._notes: list[str] = []
@@ -90,6 +90,15 @@ class Targets:
             action()
         notes = [*self._notes, *self._modules.notes, *self._values.notes]
         return [*notes, *(note for targets in self._optimizers for note in targets.notes)]
+
+    @property
+    def live_parts(self) -> Mapping[str, Mapping[str, str]]:
+        """Digests of live states that the loaded ones follow, by name and part."""
+        return self._values.live_parts
+
+    def compare_live(self, parts: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
+        """Take the `live_parts` of all ranks, before `finish`."""
+        self._values.compare_live(parts)
 
     @property
     def groups(self) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.adapters.live_state import LiveState, Reshards, ReshardsAt, Stateful
+from holdfast.adapters.live_state import FollowsLive, LiveState, Reshards, ReshardsAt, Stateful
 from holdfast.adapters.loading.optimizer_targets import Action
 from holdfast.adapters.loading.schedulers import regroup
 from holdfast.adapters.loading.subclass_requests import request_without_live
@@ -140,7 +140,7 @@ class ValueTargets:
     values other than tensors.
     """
 
-    def __init__(self, live: LiveState, requests: LoadRequests, entries: StateEntries) -> None:
+    def __init__(self, live: LiveState, requests: LoadRequests, entries: StateEntries, rank: int) -> None:
         self._live = live
         self._requests = requests
         self._entries = entries
@@ -148,6 +148,16 @@ class ValueTargets:
         self.notes: list[str] = []
         self.loaded: list[str] = []
         self.trees_with_values: list[str] = []
+        self.live_parts: dict[str, dict[str, str]] = {}  # of objects whose loaded state follows the live ones of ranks
+        self._leaders: Mapping[str, Mapping[str, Sequence[int]]] = {}
+        self._rank = rank
+
+    def compare_live(self, parts: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
+        """Note which ranks have equal live parts, given those of all ranks."""
+        self._leaders = {
+            name: {part: _leaders([of_rank.get(name, {}).get(part) for of_rank in parts]) for part in own}
+            for name, own in self.live_parts.items()
+        }
 
     def find(self, state: MutableMapping[str, Any]) -> None:
         for name in self._live.averages:
@@ -231,9 +241,13 @@ class ValueTargets:
                 return
             self.loaded.append(name)
             self.notes += self._requests.compare_types(decode_references(value, name), live, name)
+            if isinstance(target, FollowsLive) and not suffix:
+                self.live_parts[name] = target.holdfast_live_parts(live)
 
             def assign() -> None:
                 loaded = unflatten(value, tensors, name, live)
+                if isinstance(target, FollowsLive) and name in self._leaders:
+                    loaded = target.holdfast_follow_live(loaded, self._leaders[name], self._rank)
                 target.load_state_dict(regroup(target, loaded, self._live, self._requests.contents.state))
                 self._note_reshard(name, target)
 
@@ -264,6 +278,12 @@ class ValueTargets:
                 state[name] = TreeAssembly({}, frozenset()).run(saved, state[name])
 
             self.actions.append(assign)
+
+
+def _leaders(digests: Sequence[str | None]) -> list[int]:
+    """Return for each rank the first one with an equal digest."""
+    first: dict[str | None, int] = {}
+    return [first.setdefault(digest, rank) for rank, digest in enumerate(digests)]
 
 
 def _dtensors(name: str, live: Any) -> dict[str, torch.Tensor]:
