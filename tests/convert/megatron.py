@@ -31,11 +31,12 @@ def layer_weights() -> dict[str, torch.Tensor]:
     return {f"decoder.layers.{name}": torch.randn(2, *shape) for name, shape in shapes.items()}
 
 
-def write_iteration(folder: Path, args: dict[str, Any] | None = ARGS) -> Path:
+def write_iteration(folder: Path, args: dict[str, Any] | None = ARGS, *, tied: bool = False) -> Path:
     """A torch_dist checkpoint of a Llama with a padded vocabulary, without common.pt if there are no args."""
     torch.manual_seed(0)
     state = layer_weights() | {"decoder.final_layernorm.weight": torch.randn(32)}
-    state |= {name: torch.randn(128, 32) for name in ("embedding.word_embeddings.weight", "output_layer.weight")}
+    ends = ("embedding.word_embeddings.weight", "output_layer.weight")
+    state |= {name: torch.randn(128, 32) for name in ends[: 1 if tied else 2]}
     save_dcp(folder, state)
     if args is not None:
         common = {"args": argparse.Namespace(**args), "iteration": int(folder.name.removeprefix("iter_"))}

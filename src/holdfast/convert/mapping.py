@@ -70,6 +70,13 @@ def _other_mapping(keys: Collection[str], options: MappingOptions, side_files: M
     return "" if f"-{options.written}?" in hint or f" {options.written}?" in hint else f"; {hint}"
 
 
+def makes_hub_names(contents: Contents, options: MappingOptions) -> bool:
+    """Return True for a built-in mapping to the hub's names, and for the user's own one of a Megatron model."""
+    known = leads_to_hub(options.written, reverse=options.reverse)
+    keys = [key for group in contents.groups.values() for key in group.tensors]
+    return known if known is not None else options.written is not None and has_megatron_names(keys)
+
+
 def explain_mapping(contents: Contents, options: MappingOptions, side_files: Mapping[str, bytes]) -> tuple[str, ...]:
     """Return a line for every target of the mapping with its sources, and for every removed or unused key."""
     degree = options.tp_degree or contents.tp_degree

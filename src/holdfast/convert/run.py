@@ -13,10 +13,11 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.convert.boxes_for_sink import BoxReader
+from holdfast.convert.check_model import check_model
 from holdfast.convert.check_transposes import check_transposes
 from holdfast.convert.dequantize import Recoded, dequantized
 from holdfast.convert.destination import DestinationFolder
-from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, map_source
+from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, makes_hub_names, map_source
 from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
 from holdfast.convert.open_source import open_source
 from holdfast.convert.paddle_linears import (
@@ -116,12 +117,15 @@ class Conversion:
                 unopened, self.ready = (_UNOPENED,), False
                 small = {name: data for name, data in small.items() if name != "config.json"}
             if options.mapping.written is None and _is_opened_by_hub_names(source, options.to):
-                config = config_of(self._small) if options.mapping.config is None else options.mapping.config
-                unopened += (f"for the hub's names: {mapping_hint(keys, config)}",)
+                known = config_of(self._small) if options.mapping.config is None else options.mapping.config
+                unopened += (f"for the hub's names: {mapping_hint(keys, known)}",)
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         all_groups = contents.groups
         selected = select_contents(contents, options.only, options.remove, self.source.contents)
         check_scales_kept(contents, selected)
+        config = config_of(small)
+        if options.to == "hf" and config is not None and makes_hub_names(self.source.contents, options.mapping):
+            check_model(contents, selected, config)
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
