@@ -191,6 +191,20 @@ def test_newer_megatron_keeps_plans_in_the_metadata_and_its_values_beside_the_te
     assert any("3 _extra_state of Megatron's layers" in note for note in found.notes)
 
 
+def test_options_of_megatrons_optimizer_name_no_parameters_and_a_note_says_so(tmp_path):
+    key = "decoder.final_layernorm.weight"
+    folder = save_dcp(tmp_path / "a", {key: torch.ones(4), f"optimizer.state.exp_avg.{key}": torch.ones(4)})
+    group = {"lr": 1e-4, "betas": (0.9, 0.95), "step": 100}
+    one = {"optimizer": {"param_groups": [group]}}
+    for stored, count in ((one, 1), ({0: one, 1: one}, 2), ({"optimizer": {}}, 0), (None, 0)):
+        (folder / "common.pt").write_bytes(torch_file({"optimizer": stored, "iteration": 100}))
+        found = open_stored(folder)
+        assert found.contents.state["optimizer"]["groups"] == []
+        said = [note for note in found.notes if "param groups" in note]
+        assert len(said) == (count > 0)
+        assert not said or f"{count} param groups" in said[0] and "(lr, betas, step)" in said[0]
+
+
 @pytest.mark.parametrize("prefix", ["", "chained_0."])
 def test_buffers_of_megatrons_distributed_optimizer_are_no_weights(tmp_path, prefix):
     """As Megatron-Core saves it unless told to save by parameter."""

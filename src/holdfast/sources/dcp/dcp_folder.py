@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ def read_dcp(folder: Folder) -> ReaderResult | None:
         if len(kept) < len(tree):
             notes.append(f"left out: {len(tree) - len(kept)} {text}")
         tree = kept
+    notes += _left_out_options(common.get("optimizer"))
     known = {str(name) for name in tree} | {"optimizer"}
     tree |= {name: value for name, value in common.items() if name not in known and not has_leaf(value)}
     result = result_of_tree(FORMAT, tree, folder.path, made)
@@ -119,6 +120,30 @@ def _common_of(tree: Any) -> Mapping[str, Any]:
     """Return values by name, from a dict or the only item of a list."""
     inner = tree[0] if isinstance(tree, list) and len(tree) == 1 else tree
     return {name: value for name, value in inner.items() if type(name) is str} if isinstance(inner, dict) else {}
+
+
+def _left_out_options(optimizer: Any) -> list[str]:
+    """Return a note about Megatron's param groups: they name no parameters, and are stored apart from the state."""
+    groups = list(_param_groups(optimizer))
+    if not groups:
+        return []
+    names = ", ".join(dict.fromkeys(str(name)[:40] for group in groups for name in group if name != "params"))
+    return [
+        f"left out: the options of {len(groups)} param groups of Megatron's optimizer, which name no parameters: set "
+        f"them anew, the step count too ({names[:300]})"
+    ]
+
+
+def _param_groups(value: Any, depth: int = 3) -> Iterator[Mapping[Any, Any]]:
+    """Yield the param groups of an optimizer, or of several that are chained."""
+    if not isinstance(value, dict | list) or depth == 0:
+        return
+    groups = value.get("param_groups") if isinstance(value, dict) else None
+    if isinstance(groups, list):
+        yield from (group for group in groups if isinstance(group, dict))
+        return
+    for inner in value.values() if isinstance(value, dict) else value:
+        yield from _param_groups(inner, depth - 1)
 
 
 def _tp_degree(common: Mapping[str, Any]) -> int | None:
