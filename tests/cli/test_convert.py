@@ -318,6 +318,43 @@ def test_the_mapping_is_named_where_it_was_left_out_or_is_another(tmp_path):
     assert fits.exit_code == 0 and "did you mean" not in fits.output
 
 
+def test_the_hint_for_a_mapping_comes_first_and_asks_for_no_config_that_was_given(tmp_path):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    for options in ((), ("--config", hub)):
+        done = call("convert", source, tmp_path / "out", "--dry-run", "--to", "hf", *options).output
+        first, second, *others = [line for line in done.splitlines() if line.startswith("note: ")]
+        assert "did you mean --map" in first and "config.json is left out" in second
+        assert not any("has no config.json" in note for note in others)
+
+
+def test_a_mapping_in_the_wrong_direction_gets_the_other_one_as_a_hint(tmp_path):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    names = ("--map", "llama-from-megatron-dist")
+    assert call("convert", source, tmp_path / "out", "--to", "hf", "--config", hub, *names).exit_code == 0
+
+    def said(path, *options):
+        return str(call("convert", path, tmp_path / "back", *options).exception)
+
+    hint = "did you mean --map llama-from-megatron-dist?"
+    assert said(source, "--config", hub, "--map", "llama-megatron-dist").endswith(hint)
+    assert said(source, "--config", hub, *names, "--reverse").endswith(f"{hint} (without --reverse)")
+    hint = "the names are already the hub's: did you mean --map llama-megatron-dist?"
+    assert said(tmp_path / "out", *names).endswith(hint)
+    assert said(tmp_path / "out", "--map", "llama-megatron-dist", "--reverse").endswith(f"{hint} (without --reverse)")
+    assert said(tmp_path / "out", "--map", "from-megatron-dist").endswith("did you mean --map megatron-dist?")
+
+
+def test_the_way_back_refuses_a_config_that_is_not_the_sources(tmp_path):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    out = tmp_path / "out"
+    assert call("convert", source, out, "--to", "hf", "--config", hub, "--map", "from-megatron-dist").exit_code == 0
+    other = write_hub(tmp_path / "other", num_attention_heads=8, num_key_value_heads=4, head_dim=4)  # the same shapes
+    back = ("convert", out, tmp_path / "back", "--map", "llama-megatron-dist", "--config")
+    found = call(*back, other).exception
+    assert isinstance(found, Mismatch) and "num_attention_heads is 8, and SRC's is 4; num_key_value" in str(found)
+    assert call(*back, hub).exit_code == 0
+
+
 def test_how_to_open_it_is_said_where_that_works(tmp_path):
     (tmp_path / "hub").mkdir()
     safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, tmp_path / "hub" / "model.safetensors")

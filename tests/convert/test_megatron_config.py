@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.convert.megatron_config import check_config
+from holdfast.convert.megatron_config import check_config, check_given
 from holdfast.core.errors import Mismatch
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping.syntax.statement import Sized
@@ -44,6 +44,32 @@ def test_numbers_that_only_args_contradict():
         check_config(stored(stacked=True), ARGS, CONFIG | SAME_SHAPES)
     (note,) = check_config(stored(stacked=True), None, CONFIG | SAME_SHAPES)
     assert "num_attention_heads 8 and num_key_value_heads 4 of config.json are taken as they are" in note
+
+
+def test_a_vocabulary_smaller_than_that_of_the_args_is_refused():
+    with pytest.raises(Mismatch, match="vocab_size is 50, and the checkpoint's args have 61, which would lose tokens"):
+        check_config(stored(stacked=True), ARGS | {"vocab_size": 61}, CONFIG | {"vocab_size": 50})
+    assert check_config(stored(stacked=True), ARGS | {"vocab_size": 60}, CONFIG) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            SAME_SHAPES,
+            "num_attention_heads is 8, and SRC's is 4; num_key_value_heads is 4, and SRC's is 2; head_dim is 4",
+        ),
+        ({"hidden_size": 64, "head_dim": 8}, "hidden_size is 64, and SRC's is 32; omit --config"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 3, and SRC's is 2; omit --config"),
+        ({"vocab_size": 64}, "vocab_size is 64, and SRC's is 61; omit --config"),
+    ],
+)
+def test_a_given_config_is_that_of_the_source(changes, says):
+    with pytest.raises(Mismatch) as error:
+        check_given(CONFIG | changes, CONFIG)
+    assert says in str(error.value)
+    check_given(CONFIG, CONFIG | {"head_dim": 8, "rope_theta": 5})
+    check_given(CONFIG | changes, {"vocab_size": None})
 
 
 def test_norms_of_heads_tell_the_size_of_a_head():

@@ -38,7 +38,15 @@ def test_rows_above_the_vocabulary_are_cut_off_and_noted():
         "axis=0, sizes=[5, 3]",
         "padding.embedding.word_embeddings.weight -> _",
     ]
-    assert notes == ("embedding.word_embeddings.weight: dropped rows 5 to 7, which pad the vocabulary of 5 tokens",)
+    assert notes == (
+        "embedding.word_embeddings.weight: dropped rows 5 to 7: by config.json vocab_size is 5, so that they are "
+        "padding; check it: they are 37% of 8 rows; if the tokenizer has more than 5 tokens, their weights are lost",
+    )
+    _, notes = without_extras(program, specs(embedding=110), {**CONFIG, "vocab_size": 100})
+    assert notes == (
+        "embedding.word_embeddings.weight: dropped rows 100 to 109: by config.json vocab_size is 100, so that they are "
+        "padding",
+    )
 
 
 @pytest.mark.parametrize("config", [None, {}, {"vocab_size": 8}, {"vocab_size": 9}, {"vocab_size": "5"}])

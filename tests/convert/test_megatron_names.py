@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
+from holdfast.convert.megatron_names import has_hub_names, has_megatron_names, mapping_hint
 from tests.convert.megatron import CONFIG
 
 ATTENTION = "decoder.layers.0.self_attention.linear_qkv.weight"
@@ -30,6 +30,13 @@ def test_names_of_megatron(key):
 )  # fmt: skip
 def test_names_of_the_hub(key):
     assert not has_megatron_names([key])
+
+
+def test_names_of_the_families_on_the_hub():
+    for key in ("model.layers.0.self_attn.q_proj.weight", "layers.1.self_attn.kv_b_proj.weight",
+                "transformer.h.0.attn.c_attn.weight", "h.3.attn.c_proj.bias"):  # fmt: skip
+        assert has_hub_names(["other", key])
+    assert not has_hub_names([ATTENTION, STACKED, LATENT, OLD, MAMBA, "model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.convert.megatron_config import check_config
+from holdfast.convert.megatron_config import check_config, check_given
 from holdfast.convert.megatron_extras import leads_to_hub, without_extras
-from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
+from holdfast.convert.megatron_names import has_hub_names, has_megatron_names, mapping_hint
 from holdfast.convert.select import is_model
 from holdfast.core.errors import Damaged, Mismatch, Unsupported
 from holdfast.format import strictjson
+from holdfast.mapping import families
 from holdfast.mapping.apply import EqualScalars, map_contents
 from holdfast.mapping.per_module import ModelInfo, programs
 from holdfast.mapping.program import Mapping as Program
@@ -63,11 +64,19 @@ def map_source(contents: Contents, options: MappingOptions, side_files: Mapping[
 
 
 def _other_mapping(keys: Collection[str], options: MappingOptions, side_files: Mapping[str, bytes]) -> str:
-    """Return a hint for a built-in mapping to the hub's names, if another one has the names of a Megatron model."""
-    if options.reverse or not leads_to_hub(options.written, reverse=False) or not has_megatron_names(keys):
+    """Return a hint for a built-in mapping that has the names of the source, where the given one does not."""
+    to_hub = leads_to_hub(options.written, reverse=options.reverse)
+    if to_hub is None:
         return ""
-    hint = mapping_hint(keys, config_of(side_files) if options.config is None else options.config)
-    return "" if f"-{options.written}?" in hint or f" {options.written}?" in hint else f"; {hint}"
+    omit = " (without --reverse)" if options.reverse else ""
+    if has_megatron_names(keys):
+        hint = mapping_hint(keys, config_of(side_files) if options.config is None else options.config)
+        given = families.opposite(options.written) if options.reverse else options.written
+        return "" if to_hub and (f"-{given}?" in hint or f" {given}?" in hint) else f"; {hint}{omit}"
+    if to_hub and has_hub_names(keys):
+        name = options.written if options.reverse else families.opposite(options.written)
+        return f"; the names are already the hub's: did you mean --map {name}?{omit}"
+    return ""
 
 
 def makes_hub_names(contents: Contents, options: MappingOptions) -> bool:
@@ -107,6 +116,9 @@ def _programs(
         stored = contents.groups[module].tensors
         return ModelInfo(config(module), targets=stored) if options.reverse else ModelInfo(config(module), stored)
 
+    own = config_of(side_files)
+    if leads_to_hub(options.written, reverse=options.reverse) is not None and options.config and own is not None:
+        check_given(options.config, own)
     found = programs(options.written, modules, model_info, reverse=options.reverse)
     notes: list[str] = []
     for module, program in found.items() if leads_to_hub(options.written, reverse=options.reverse) else ():

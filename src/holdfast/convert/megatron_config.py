@@ -42,6 +42,29 @@ def check_config(stored: Mapping[str, Spec], args: Any, config: Config) -> tuple
     )
 
 
+def check_given(given: Config, own: Config) -> None:
+    """Raise Mismatch, with both numbers, if a given config.json contradicts the source's own in what mappings use."""
+    numbers_of: dict[str, Callable[[Config], int]] = {
+        "num_attention_heads": numbers.heads,
+        "num_key_value_heads": numbers.key_value_heads,
+        "head_dim": numbers.head_size,
+        "hidden_size": lambda config: numbers.number(config, "hidden_size", "n_embd"),
+        "num_hidden_layers": numbers.layers,
+        "vocab_size": lambda config: numbers.number(config, "vocab_size"),
+    }
+    pairs = {name: (_known(read, given), _known(read, own)) for name, read in numbers_of.items()}
+    problems = [
+        f"{name} is {one}, and SRC's is {two}"
+        for name, (one, two) in pairs.items()
+        if None not in (one, two) and one != two
+    ]
+    if problems:
+        raise Mismatch(
+            f"the config.json of --config is not that of SRC, which has its own: {'; '.join(problems)}; omit --config, "
+            "or correct SRC's config.json"
+        )
+
+
 def _by_shapes(stored: Mapping[str, Spec], layers: Mapping[str, tuple[int, ...]], config: Config) -> Iterator[str]:
     """Yield what shapes contradict."""
     if _EMBEDDING in stored:
@@ -72,6 +95,9 @@ def _by_args(layers: Mapping[str, tuple[int, ...]], args: Any, config: Config) -
     if not _heads_in(args):
         return
     yield from _differ("num_attention_heads", _known(numbers.heads, config), args["num_attention_heads"])
+    vocabulary, tokens = _known(lambda c: numbers.number(c, "vocab_size"), config), args.get("vocab_size")
+    if vocabulary is not None and type(tokens) is int and vocabulary < tokens:
+        yield f"vocab_size is {vocabulary}, and the checkpoint's args have {tokens}, which would lose tokens"
     if _QKV not in layers:
         return  # latent attention has key-value heads and head sizes of its own
     groups = args.get("num_query_groups") if args.get("group_query_attention") else args["num_attention_heads"]

@@ -17,6 +17,7 @@ from holdfast.mapping.syntax.statement import Key, Spec, Statement
 
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 _EXTRA_STATE = "._extra_state"
+_USUAL_PADDING = 0.1  # of all rows: a larger share may be tokens, and vocab_size a wrong number
 
 
 def leads_to_hub(written: Any, *, reverse: bool) -> bool | None:
@@ -46,10 +47,21 @@ def without_extras(
         rows = stored[name].shape[0] if name in _VOCABULARY and name in stored else 0
         if isinstance(size, int) and 0 < size < rows:
             statements += _cut(statement, name, size, rows)
-            notes.append(f"{name}: dropped rows {size} to {rows - 1}, which pad the vocabulary of {size} tokens")
+            notes.append(_cut_note(name, size, rows))
         else:
             statements.append(statement)
     return replace(program, statements=(*dropped, *statements)), tuple(notes)
+
+
+def _cut_note(name: str, size: int, rows: int) -> str:
+    """Return a note about dropped rows, which only config.json calls padding."""
+    note = f"{name}: dropped rows {size} to {rows - 1}: by config.json vocab_size is {size}, so that they are padding"
+    if rows - size <= rows * _USUAL_PADDING:
+        return note
+    return (
+        f"{note}; check it: they are {100 * (rows - size) // rows}% of {rows} rows; if the tokenizer has more than "
+        f"{size} tokens, their weights are lost"
+    )
 
 
 def _cut(statement: Statement, name: str, size: int, rows: int) -> tuple[Statement, ...]:

@@ -20,12 +20,19 @@ _STACKED = re.compile(r"decoder\.layers\.[a-z].+")
 _LOCAL = re.compile(r"decoder\.layers\.[0-9]+\.input_layernorm\.weight")
 _LOCAL_LATENT = re.compile(r"decoder\.layers\.[0-9]+\.self_attention\.kv_layernorm\.weight")
 
+_HUB = re.compile(r"(?:model\.)?layers\.[0-9]+\.self_attn\.[a-z_]+_proj\.weight|(?:transformer\.)?h\.[0-9]+\.attn\..+")
+
 _OWN_MAPPING = "write the mapping as statements (--map FILE), or export the model with Megatron's own tools"
 
 
 def has_megatron_names(keys: Iterable[str]) -> bool:
     """Return True for the keys of a Megatron model, which transformers opens with initial values."""
     return any(kind.fullmatch(key) for key in keys for kind in _KINDS)
+
+
+def has_hub_names(keys: Iterable[str]) -> bool:
+    """Return True for the keys of a model of the families as the hub has them."""
+    return any(_HUB.fullmatch(key) for key in keys)
 
 
 def mapping_hint(keys: Collection[str], config: Mapping[str, Any] | None) -> str:

@@ -35,6 +35,7 @@ from holdfast.convert.select import cast_models, check_scales_kept, model_dtype,
 from holdfast.convert.sidefiles import side_files, with_config, with_dtype
 from holdfast.convert.sinks import sink_named
 from holdfast.convert.sinks.base import Output, SinkContext, SinkRequest
+from holdfast.convert.sinks.hf import NO_CONFIG
 from holdfast.convert.spans import first_touches, plan_spans, spans_of_rank
 from holdfast.convert.stream import ConversionStream
 from holdfast.core import limits
@@ -118,7 +119,7 @@ class Conversion:
                 small = {name: data for name, data in small.items() if name != "config.json"}
             if options.mapping.written is None and _is_opened_by_hub_names(source, options.to):
                 known = config_of(self._small) if options.mapping.config is None else options.mapping.config
-                unopened += (f"for the hub's names: {mapping_hint(keys, known)}",)
+                unopened = (f"for the hub's names: {mapping_hint(keys, known)}", *unopened)
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         all_groups = contents.groups
         selected = select_contents(contents, options.only, options.remove, self.source.contents)
@@ -129,7 +130,8 @@ class Conversion:
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
-        self._notes = (*recoded.notes, *mapped.notes, *oriented.notes, *unopened, *self._notes)
+        self._unopened = unopened
+        self._notes = (*recoded.notes, *mapped.notes, *oriented.notes, *self._notes)
         plans, plan_notes = plans_for_format(plans, self.contents, options.to)
         self._notes += plan_notes
         manifest = source.manifest
@@ -174,7 +176,8 @@ class Conversion:
     def notes(self) -> tuple[str, ...]:
         """Notes for the user: omitted contents of the source, and contents that the format cannot store."""
         source_notes = self.source.notes if isinstance(self.source, Foreign) else ()
-        return (*source_notes, *self.output.notes, *self._notes)
+        of_sink = (note for note in self.output.notes if not self._unopened or note != NO_CONFIG)
+        return (*self._unopened, *source_notes, *of_sink, *self._notes)
 
     def write(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> list[BlockReport]:
         """Write this rank's share of the tensor files. Returns the reports of all ranks."""

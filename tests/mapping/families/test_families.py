@@ -274,6 +274,12 @@ def test_what_cannot_be_found_or_filled_in_is_said(name: str, config: dict[str, 
 def test_a_word_that_is_no_name_is_told_the_nearest_names() -> None:
     with pytest.raises(InvalidArgument, match=r"did you mean .*llama-fused"):
         Mapping.parse("llama-fusd")
+    for typo, name in (
+        ("llama-from-megtron-dist", "llama-from-megatron-dist"), ("llama-megtron-dist", "llama-megatron-dist"),
+        ("from_megtron_dist", "from-megatron-dist"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match=rf"did you mean {name}\?"):
+            Mapping.parse(typo)
 
 
 def test_errors_name_the_mapping_and_the_statement() -> None:

@@ -202,7 +202,7 @@ def test_options_of_megatrons_optimizer_name_no_parameters_and_a_note_says_so(tm
         assert found.contents.state["optimizer"]["groups"] == []
         said = [note for note in found.notes if "param groups" in note]
         assert len(said) == (count > 0)
-        assert not said or f"{count} param groups" in said[0] and "(lr, betas, step)" in said[0]
+        assert not said or (f"{count} param groups" in said[0] and "(lr, betas, step)" in said[0])
 
 
 @pytest.mark.parametrize("prefix", ["", "chained_0."])

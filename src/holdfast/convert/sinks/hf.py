@@ -16,6 +16,7 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import FilePlan, Place, TensorSpec, split_group
 from holdfast.plan.recipe import Recipe
 
+NO_CONFIG = "the source has no config.json: from_pretrained needs it; give it with --config FILE"
 _SINGLE = "model.safetensors"
 
 
@@ -48,7 +49,7 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
     if others:
         notes.insert(0, f"a Hugging Face folder stores only the model: omitted {', '.join(others)}")
     if f"{names.group_folder(name)}config.json" not in request.side_files:
-        notes.append("the source has no config.json: from_pretrained needs it; give it with --config FILE")
+        notes.append(NO_CONFIG)
     return Output(tuple(tensor_files(name, planned, tensors)), small_files, tuple(notes))
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "is_reverse",
     "names",
     "nearest",
+    "opposite",
 ]
 
 FAMILIES = (LLAMA, QWEN2, QWEN3, QWEN3_MOE, MIXTRAL, DEEPSEEK_V3, GPT2)
@@ -108,8 +109,20 @@ def is_reverse(name: str) -> bool:
     return (word if family is None else word.removeprefix(f"{family.name}-")).startswith(_REVERSE_PREFIX)
 
 
+def opposite(name: str) -> str:
+    """Return the name of the reverse of a named mapping."""
+    word = name.replace("_", "-")
+    family, variant = _split(word)
+    prefix = "" if family is None else f"{family.name}-"
+    return f"{prefix}{'' if is_reverse(name) else _REVERSE_PREFIX}{variant}"
+
+
 def nearest(word: str) -> str:
-    """Return a hint with built-in names that a word may be a misspelling of."""
+    """Return a hint with the built-in name that a word is a misspelling of, or with several that it may be."""
     every = [*names(), *sorted({variant for family in FAMILIES for variant in family.programs})]
-    near = difflib.get_close_matches(word, every, n=5, cutoff=0.5)
+    word = word.replace("_", "-")
+    if _REVERSE_PREFIX in word:
+        every = [opposite(name) for name in every]
+    near = difflib.get_close_matches(word, every, n=1, cutoff=0.9)
+    near = near or difflib.get_close_matches(word, every, n=5, cutoff=0.5)
     return f"did you mean {', '.join(near)}?" if near else f"the built-in mappings are {', '.join(names())}"
