@@ -147,6 +147,8 @@ def test_one_group_is_compared_alone(saved):
     second = saved("second", {"w": torch.ones(1)}, ema={"w": torch.zeros(1)})
     assert call("diff", first, second, "--group", "model").exit_code == 0
     assert call("diff", first, second, "--group", "ema").exit_code == 1
+    assert call("diff", first, second, "--group", "ema", "--group", "model").exit_code == 1  # not the last one only
+    assert call("diff", first, second, "--group", "other").exit_code == 2
 
 
 def test_a_key_that_turns_text_around_is_made_visible(saved):

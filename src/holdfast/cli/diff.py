@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,8 @@ class Difference:
 @click.argument("second", type=CheckpointPath())
 @step_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--group", help="Compare this group only.")
-def command(first: str, second: str, as_json: bool, group: str | None) -> None:
+@click.option("--group", "chosen", multiple=True, help="Compare this group only; may be given more than once.")
+def command(first: str, second: str, as_json: bool, chosen: tuple[str, ...]) -> None:
     """Compare the checkpoints FIRST and SECOND, regardless of the meshes that wrote them.
 
     Exit code 0 if the contents are equal, 1 if they differ. Files with equal recorded digests
@@ -55,12 +55,12 @@ def command(first: str, second: str, as_json: bool, group: str | None) -> None:
     holdfast diff runs/a runs/b --group model       the newest steps, only the model
     """
     one, two = open_path(first), open_path(second)
-    if group is not None and group not in (*one.groups, *two.groups):
-        raise NotFound(
-            f"neither checkpoint has a group {group!r}; the groups are {', '.join({*one.groups, *two.groups})}"
-        )
+    groups = list(dict.fromkeys([*one.groups, *two.groups]))
+    unknown = [name for name in chosen if name not in groups]
+    if unknown:
+        raise NotFound(f"neither checkpoint has a group {unknown[0]!r}; the groups are {', '.join(groups)}")
     with progress_bar("comparing", one.manifest.total_bytes) as advance:
-        differences = [*_compare(one, two, group, advance)]
+        differences = [*_compare(one, two, chosen, advance)]
     if as_json:
         print_json({"same": not differences, "differences": [asdict(difference) for difference in differences]})
     else:
@@ -82,16 +82,16 @@ def _format(difference: Difference) -> str:
 
 
 def _compare(
-    one: Checkpoint, two: Checkpoint, only: str | None, advance: Callable[[int], None]
+    one: Checkpoint, two: Checkpoint, only: Collection[str], advance: Callable[[int], None]
 ) -> Iterator[Difference]:
-    groups = [name for name in dict.fromkeys([*one.groups, *two.groups]) if only in (None, name)]
+    groups = [name for name in dict.fromkeys([*one.groups, *two.groups]) if not only or name in only]
     for group in groups:
         for checkpoint, other in ((one, "second"), (two, "first")):
             if group not in checkpoint.groups:
                 yield Difference(group, "*", f"the group is only in the {other}")
         if group in one.groups and group in two.groups:
             yield from _compare_group(one, two, group, advance)
-    if only is None:
+    if not only:
         yield from _compare_bases(one.manifest.bases, two.manifest.bases)
         for name in sorted({*one.state, *two.state}):
             yield from _compare_values(name, *(_ordered(c.state.get(name)) for c in (one, two)))
