@@ -220,7 +220,7 @@ def big(tmp_path_factory):
     return path
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.full
 @pytest.mark.parametrize("statements", [["wide, wide -> both, axis=1"], [], ["wide^T -> wide", "tall^T -> tall"]])
 def test_memory_is_bounded_whatever_the_mapping(big, tmp_path, statements):
     process = start_big(big, tmp_path / "b", *statements)

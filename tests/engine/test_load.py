@@ -426,7 +426,7 @@ print(peak - before)
 """
 
 
-@pytest.mark.sliced(16)
+@pytest.mark.full
 @pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
 @pytest.mark.parametrize("kind", ["plain", "cold", "cast", "strided"])
 @pytest.mark.parametrize("memory_bytes", [32_000_000, 256_000_000])

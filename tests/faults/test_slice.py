@@ -79,6 +79,7 @@ def test_a_power_loss_after_operations_of_a_step_saved_again() -> None:
     assert rows_powerloss.power_loss(1, rows_powerloss.again, 1, every=3).good
 
 
+@pytest.mark.full
 def test_a_power_loss_after_an_fsync_that_failed() -> None:
     assert rows_powerloss.power_loss_after_failed_sync(0, rows_powerloss.fresh, 1, every=4).good
 
