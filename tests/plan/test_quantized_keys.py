@@ -1,4 +1,4 @@
-"""Quantized weights: each library's names are recognised, and only a weight with its scales counts."""
+"""Quantized weights: each library's names are recognized, and only a weight with its scales counts."""
 
 from __future__ import annotations
 

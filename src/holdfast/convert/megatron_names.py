@@ -1,4 +1,4 @@
-"""Megatron's names of weights: recognised, and the built-in mapping that gives the hub's, or why there is none."""
+"""Megatron's names of weights: recognized, and the built-in mapping that gives the hub's, or why there is none."""
 
 from __future__ import annotations
 
