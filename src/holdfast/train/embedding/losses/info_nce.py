@@ -48,7 +48,8 @@ class InfoNCE(nn.Module):
             ("query_to_doc", "doc_to_query") is the symmetric loss.
         similarity: "cosine" or "dot".
         false_negatives: Candidates that are left out. A row's own positive always counts.
-        tile_rows, tile_columns: How many scores exist at once.
+        tile_rows: Rows of scores that exist at once.
+        tile_columns: Candidates of these rows.
 
     `texts` [rows, columns], numbers that equal texts share, leaves out candidates with the text of a row's query or
     positive. `guides`, a guide's embeddings by column, are for `false_negatives`.
