@@ -29,6 +29,32 @@ def test_by_hand_it_is_what_the_fused_kernel_gives(dtype: torch.dtype, near: flo
     torch.testing.assert_close(by_hand, fused, rtol=near, atol=near)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_bidirectional_attention_sees_every_visible_position_and_no_other(by_hand: bool) -> None:
+    attention, x = made(0.0)
+    by = rotation(model("qwen3"), LENGTH, x.device)
+    grid = attention_grid(sample_keys(1, 1, 0, 2), 0, HEADS, LENGTH) if by_hand else None
+    visible = torch.ones(2, LENGTH, dtype=torch.bool)
+    visible[1, 6:] = False
+    with torch.no_grad():
+        out = attention(x, by, grid, visible=visible)
+        for position in range(LENGTH):
+            other = x.clone()
+            other[:, position] += 1.0
+            change = (attention(other, by, grid, visible=visible) - out).abs().amax(2)
+            assert (change[0] > 1e-4).all()
+            others = change[1, torch.arange(LENGTH) != position]
+            assert (others > 1e-4).all() if position < 6 else (others == 0).all()
+
+
+def test_bidirectional_attention_by_hand_is_what_the_fused_kernel_gives() -> None:
+    attention, x = made(0.0)
+    by = rotation(model("qwen3"), LENGTH, x.device)
+    visible = torch.arange(LENGTH) < torch.tensor([[LENGTH], [3]])
+    by_hand = attention(x, by, attention_grid(sample_keys(1, 1, 0, 2), 0, HEADS, LENGTH), visible=visible)
+    torch.testing.assert_close(by_hand, attention(x, by, visible=visible), rtol=1e-5, atol=1e-5)
+
+
 def test_a_dropped_key_gives_its_query_nothing() -> None:
     """Values that are one at a single position show what weight it has."""
     attention, _ = made(0.5)

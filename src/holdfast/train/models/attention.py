@@ -1,4 +1,4 @@
-"""Causal attention with grouped key-value heads and rotary embeddings (Hugging Face's rotate_half convention)."""
+"""Attention, causal or bidirectional, with grouped key-value heads and rotary embeddings (as rotate_half)."""
 
 from __future__ import annotations
 
@@ -44,26 +44,38 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.traits.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.traits.qk_norm else nn.Identity()
 
-    def forward(self, x: torch.Tensor, by: Rotation, grid: Grid | None = None) -> torch.Tensor:
-        """Apply attention; `grid` determines dropout, and None disables it."""
+    def forward(
+        self, x: torch.Tensor, by: Rotation, grid: Grid | None = None, *, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply attention; `grid` determines dropout, and None disables it.
+
+        `visible` makes it bidirectional: the positions that every query attends to, [batch, length], bool. Without
+        it, attention is causal.
+        """
         q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(self.q_norm(q), by), rotate(self.k_norm(k), by)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         if grid is None:
             gqa = q.shape[1] != k.shape[1]
-            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+            mask = None if visible is None else visible[:, None, None, :].expand(-1, 1, q.shape[2], -1)
+            out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=gqa)
         else:
-            out = self._attend_and_drop(q, k, v, grid)
+            out = self._attend_and_drop(q, k, v, grid, visible)
         projected: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return projected
 
-    def _attend_and_drop(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grid: Grid) -> torch.Tensor:
+    def _attend_and_drop(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grid: Grid, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Apply attention without the fused kernel, whose dropout depends on a generator and a rank's heads."""
         each = q.shape[1] // k.shape[1]
         k, v = (heads.repeat_interleave(each, dim=1) for heads in (k, v))
         scores = q @ k.transpose(2, 3) * self.head_dim**-0.5
-        later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
-        shares = functional.softmax(scores.masked_fill(later, float("-inf")), dim=-1, dtype=torch.float32)
+        if visible is None:
+            hidden = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
+        else:
+            hidden = ~visible[:, None, None, :]
+        shares = functional.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1, dtype=torch.float32)
         return self.dropout(shares, grid).to(q.dtype) @ v
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:

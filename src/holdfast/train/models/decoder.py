@@ -1,4 +1,4 @@
-"""The decoder and its blocks: whole, or a pipeline stage with the keys of the whole model; tied embeddings."""
+"""The decoder and its blocks: whole, a pipeline stage with the keys of the whole model, or without a head."""
 
 from __future__ import annotations
 
@@ -33,15 +33,21 @@ class DecoderBlock(nn.Module):
         self.after_attention = Dropout(config.residual_dropout, f"layers/{layer}/after attention")
         self.after_mlp = Dropout(config.residual_dropout, f"layers/{layer}/after mlp")
 
-    def forward(self, x: torch.Tensor, by: Rotation, grids: DropoutGrids) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the layer's output, and the sums of its router if it has one."""
+    def forward(
+        self, x: torch.Tensor, by: Rotation, grids: DropoutGrids, visible: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the layer's output, and the sums of its router if it has one. `visible` is that of `Attention`."""
         if self.recompute and torch.is_grad_enabled():
-            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(self._forward, x, by, grids, use_reentrant=False)
+            out: tuple[torch.Tensor, torch.Tensor | None] = checkpoint(
+                self._forward, x, by, grids, visible, use_reentrant=False
+            )
             return out
-        return self._forward(x, by, grids)
+        return self._forward(x, by, grids, visible)
 
-    def _forward(self, x: torch.Tensor, by: Rotation, grids: DropoutGrids) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attended = self.self_attn(self.input_layernorm(x), by, grids.attention)
+    def _forward(
+        self, x: torch.Tensor, by: Rotation, grids: DropoutGrids, visible: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attended = self.self_attn(self.input_layernorm(x), by, grids.attention, visible=visible)
         x = x + self.after_attention(attended, grids.features)
         normed = self.post_attention_layernorm(x)
         if isinstance(self.mlp, SparseMoe):
@@ -52,6 +58,8 @@ class DecoderBlock(nn.Module):
 
 class Body(nn.Module):
     """The `model` submodule of Hugging Face: embedding, layers by number, final norm."""
+
+    config: StoredConfig  # of a decoder without a head
 
     def __init__(self, config: ModelConfig, layers: Iterable[int], *, first: bool, last: bool, recompute: bool) -> None:
         super().__init__()
@@ -68,7 +76,7 @@ class Decoder(nn.Module):
     """Maps token ids on the first stage, or hidden states on later stages, to hidden states or logits.
 
     With experts, the sums of the routers are passed along with the hidden states, so that the last
-    stage has the balance over all layers.
+    stage has the balance over all layers. Without a head, the last stage returns the normed hidden states.
     """
 
     _tied_weights_keys = TIES
@@ -82,15 +90,18 @@ class Decoder(nn.Module):
         last: bool = True,
         recompute: bool = False,
         compute_dtype: torch.dtype = torch.float32,
+        head: bool = True,
     ) -> None:
         super().__init__()
-        self.config = StoredConfig(config)
+        self.config = StoredConfig(config, head=head)
         self.compute_dtype = compute_dtype
         layers = range(config.num_hidden_layers) if layers is None else layers
         self.model = Body(config, layers, first=first, last=last, recompute=recompute)
+        if not head:
+            self.model.config = self.config  # the body is saved alone, under the names of a model without a head
         self.after_embedding = Dropout(config.embedding_dropout, "embedding")
         self.tp_group: Any = None
-        if last:
+        if last and head:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
 
@@ -100,19 +111,29 @@ class Decoder(nn.Module):
 
     @property
     def is_last(self) -> bool:
+        return hasattr(self.model, "norm")
+
+    @property
+    def has_head(self) -> bool:
         return hasattr(self, "lm_head")
 
     def tie(self) -> None:
         """Tie embedding and head, if both are on this stage. Sharding separates them again."""
-        if self.config.tie_word_embeddings and self.is_first and self.is_last:
+        if self.config.tie_word_embeddings and self.is_first and self.has_head:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(
-        self, x: torch.Tensor, chosen: torch.Tensor | None = None, *, keys: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor | None = None,
+        *,
+        keys: torch.Tensor | None = None,
+        visible: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return logits or hidden states; with experts, also the sums of all routers so far.
 
-        `keys`, one per sequence, determine dropout; None disables it.
+        `keys`, one per sequence, determine dropout; None disables it. `visible`, [batch, length], makes attention
+        bidirectional over the positions where it is true.
         """
         length = x.shape[1] if self.is_first or self.tp_group is None else x.shape[1] * self.tp_group.size()
         grids = NO_DROPOUT if keys is None else self._dropout_grids(keys, length)
@@ -121,11 +142,13 @@ class Decoder(nn.Module):
         by = rotation(self.config.model, length, x.device)
         own: torch.Tensor | None = None
         for block in self.model.layers.values():
-            x, sums = block(x, by, grids)
+            x, sums = block(x, by, grids, visible)
             if sums is not None:
                 own = sums if own is None else own + sums
         if self.is_last:
-            x = self.lm_head(self.model.norm(x))
+            x = self.model.norm(x)
+        if self.has_head:
+            x = self.lm_head(x)
         if own is None:
             return x
         if self.tp_group is not None:
