@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from typing import Any
 
 import pytest
@@ -50,6 +51,34 @@ def test_the_record_names_inputs_digests_and_options(folder, tmp_path):
     assert record["models"][1]["parameters"] == {"weight": {"*.mlp.*": 2, "*": 1}}
     digest = digest_hex((a / "model.safetensors").read_bytes())
     assert record["models"][0]["digests"] == {"model.safetensors": digest}
+
+
+@pytest.mark.parametrize("skip", [0, 1, 3])
+@pytest.mark.parametrize("method", ["linear", "slerp", "ties", "dare_linear", "della", "task_arithmetic"])
+def test_tensors_at_odd_bytes_of_a_file_are_merged(folder, tmp_path, method, skip):
+    models = [shutil.copytree(folder(seed=seed), tmp_path / f"model-{seed}") for seed in (1, 2, 3)]
+    options: dict[str, Any] = {"weights": [1, 1]} if method != "slerp" else {"parameters": {"t": 0.3}}
+    given = models[:2] if method != "slerp" else models[:1]
+    if method != "linear":
+        options["base"] = models[2]
+    holdfast.merge(given, tmp_path / "even", method=method, **options)
+    for model in models:
+        _move_tensors(model / "model.safetensors", skip)
+    holdfast.merge(given, tmp_path / "odd", method=method, **options)
+    assert same(tensors(tmp_path / "even"), {k: v for k, v in tensors(tmp_path / "odd").items() if k != "skipped"})
+
+
+def _move_tensors(path, skip):
+    """Put a tensor of `skip` bytes before all others."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    for entry in header.values():
+        if "data_offsets" in entry:
+            entry["data_offsets"] = [offset + skip for offset in entry["data_offsets"]]
+    header["skipped"] = {"dtype": "U8", "shape": [skip], "data_offsets": [0, skip]}
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + bytes(skip) + data[8 + size :])
 
 
 def test_chunks_and_files_do_not_change_the_result(folder, tmp_path, monkeypatch):

@@ -44,14 +44,17 @@ class SourceFiles:
     def read_into(self, name: str, offset: int, buffers: Sequence[memoryview]) -> None:
         self.reader(name).read_into(offset, buffers)
 
-    def window(self, name: str, offset: int, size: int, *, whole: bool) -> RawArray:
-        """Return a range of a file, mapped where possible, so that unused bytes are not read."""
+    def window(self, name: str, offset: int, size: int, *, whole: bool, buffer: RawArray | None = None) -> RawArray:
+        """Return a range of a file, mapped where possible, so that unused bytes are not read; else read into `buffer`.
+
+        `whole` announces that all bytes will be used.
+        """
         reader = self.reader(name)
         if reader.mappable:
             return np.frombuffer(reader.map(offset, size, whole=whole), np.uint8)
-        buffer = np.empty(size, np.uint8)
-        reader.read_into(offset, [buffer.data])
-        return buffer
+        array = np.empty(size, np.uint8) if buffer is None else buffer[:size]
+        reader.read_into(offset, [array.data])
+        return array
 
     def close(self) -> None:
         for reader in self._open.values():

@@ -81,7 +81,8 @@ class ChunkMerger:
         chunks = reader.read(begin, end)
         merged = self._plan.method.merge(task, self._scanned.get(tensor.key), begin, chunks, self._draws)
         merged = merged[start - begin : stop - begin].to(getattr(torch, tensor.dtype.name))
-        if not math.isfinite(merged.sum(dtype=torch.float64 if merged.dtype is torch.float64 else torch.float32)):
+        bounds = torch.aminmax(merged) if merged.numel() else ()  # both are NaN if an element is
+        if not all(math.isfinite(bound) for bound in bounds):
             self.not_finite[tensor.key] += int(merged.numel() - merged.isfinite().sum())
         return merged
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,8 @@ def one_thread_per_operation() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # inputs are mapped
             yield
     finally:
         torch.set_num_threads(before)

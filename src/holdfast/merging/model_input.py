@@ -25,7 +25,7 @@ from holdfast.format.dtypes import DType, dtype_named
 from holdfast.layout.box import flat_boxes
 from holdfast.merging.merge_options import ModelOptions
 from holdfast.plan.contents import Contents, Group
-from holdfast.plan.files import ArrayDestination, Place, RawArray, bytes_of
+from holdfast.plan.files import ArrayDestination, Place, RawArray
 from holdfast.plan.quantized_keys import is_float8, quantized_weights
 from holdfast.plan.recipe import Recipe, destinations_of
 from holdfast.sources.foreign import Foreign
@@ -48,9 +48,10 @@ class TensorSource(Protocol):
         """Return the stored tensors that are read from a model, given by its number."""
 
     def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
-        """Return the flat elements [start, stop), which may be written to. `files` are those of every model.
+        """Return the flat elements [start, stop). `files` are those of every model.
 
-        The elements may be in `buffer`, whose bytes suffice for them, until it is used again.
+        They must not be written to: they may be a mapped file. Or they are in `buffer`, whose bytes suffice for them,
+        until it is used again.
         """
 
 
@@ -73,15 +74,18 @@ class StoredTensorSource:
         return self.recipe.sources() if model == self.model else ()
 
     def read(self, files: Sequence[SourceFiles], start: int, stop: int, buffer: RawArray | None = None) -> torch.Tensor:
-        size = (stop - start) * self.dtype.bytes
-        array = (np.empty(size, np.uint8) if buffer is None else buffer[:size]).view(f"u{self.dtype.bytes}")
+        item = self.dtype.bytes
+        size = (stop - start) * item
         recipe = self.recipe
         place = recipe.terms[0].source if recipe.terms else None
         if place is not None and recipe.is_whole(place.spec.shape) and recipe.dtype is place.spec.dtype:
-            files[self.model].read_into(place.file, place.begin + start * self.dtype.bytes, [bytes_of(array)])
+            begin = place.begin + start * item
+            found = files[self.model].window(place.file, begin, size, whole=True, buffer=buffer)
+            array = (found.copy() if begin % item else found).view(f"u{item}")  # torch expects aligned elements
         else:
+            array = (np.empty(size, np.uint8) if buffer is None else buffer[:size]).view(f"u{item}")
             self._read_boxes(files[self.model], start, stop, array)
-        return torch.from_numpy(array.view(f"u{self.dtype.bytes}")).view(getattr(torch, self.dtype.name))
+        return torch.from_numpy(array).view(getattr(torch, self.dtype.name))
 
     def _read_boxes(self, files: SourceFiles, start: int, stop: int, array: RawArray) -> None:
         at = 0

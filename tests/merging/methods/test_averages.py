@@ -50,6 +50,15 @@ def test_linear_in_strips_is_linear_of_all_at_once(monkeypatch, weights, dtype):
     assert torch.equal(found, expected.to(dtype))
 
 
+def test_linear_leaves_its_inputs_as_they_are_and_averages_negative_zeros_as_mergekit_does():
+    inputs = [torch.tensor([-0.0, 1.0]).bfloat16(), torch.tensor([-0.0, 2.0]).bfloat16()]
+    before = [tensor.clone() for tensor in inputs]
+    found = LinearMerge().merge(task([1, 1]), None, 0, inputs, NO_DRAWS)
+    assert [tensor.tolist() for tensor in inputs] == [tensor.tolist() for tensor in before]
+    theirs = (torch.stack(inputs).float() * torch.ones(2, 1)).sum(dim=0) / 2
+    assert found.view(torch.int16).tolist() == theirs.bfloat16().view(torch.int16).tolist()
+
+
 def test_linear_refuses_weights_that_add_up_to_nothing():
     with pytest.raises(InvalidArgument, match="add up to 0"):
         LinearMerge().check(task([1, -1]))

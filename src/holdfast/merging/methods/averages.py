@@ -40,7 +40,7 @@ class LinearMerge(MergeMethod):
         weights = self._weights(task)
         divisor, factors = weights.sum(dim=1), weights.unbind(1)
         divides = task.shared["normalize"] and divisor.item() != 1
-        out = tensors[0]
+        out = torch.empty_like(tensors[0])
         sums = torch.empty(min(_STRIP_ELEMENTS, len(out)), dtype=weights.dtype)
         exact = torch.empty_like(sums)
         for begin in range(0, len(out), _STRIP_ELEMENTS):
@@ -48,7 +48,7 @@ class LinearMerge(MergeMethod):
             total, value = sums[: len(strips[0])].zero_(), exact[: len(strips[0])]
             for strip, weight in zip(strips, factors, strict=True):
                 total.addcmul_(value.copy_(strip), weight)
-            strips[0].copy_(total.div_(divisor) if divides else total)
+            out[begin : begin + _STRIP_ELEMENTS].copy_(total.div_(divisor) if divides else total)
         return out
 
 

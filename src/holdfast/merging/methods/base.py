@@ -107,7 +107,7 @@ class MergeMethod:
     def merge(
         self, task: TensorTask, scanned: Any, start: int, tensors: Sequence[torch.Tensor], draws: Draws
     ) -> torch.Tensor:
-        """Return the flat result of the chunk at `start`, in the task's dtype. The inputs may be overwritten."""
+        """Return the flat result of the chunk at `start`, in the task's dtype. The inputs must not be written to."""
         raise NotImplementedError
 
 
