@@ -19,9 +19,9 @@ from holdfast import keep
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.catalog import committed_steps, living_steps
 from holdfast.cli.main import cli
-from holdfast.convert.open_source import open_source
 from holdfast.core.names import step_folder
 from holdfast.format.manifest import decode_manifest, encode_manifest
+from holdfast.sources import open_source
 from holdfast.storage.local import LocalStorage
 from tests.users import require_root, shared_folder
 

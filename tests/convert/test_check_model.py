@@ -4,10 +4,10 @@ from importlib.util import find_spec
 import pytest
 
 from holdfast.convert.mapping import MappingOptions
-from holdfast.convert.open_source import open_source
 from holdfast.convert.run import Conversion, ConvertOptions
 from holdfast.core.errors import Mismatch
 from holdfast.mapping.program import Mapping
+from holdfast.sources import open_source
 from tests.cli.calls import call
 from tests.convert.megatron import CONFIG, write_hub, write_iteration
 

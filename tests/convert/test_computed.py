@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast.convert.computed import ComputedTensors
-from holdfast.convert.open_source import open_source
 from holdfast.layout.box import Box
+from holdfast.sources import open_source
 
 
 def test_tensors_that_are_read_apart_from_a_band_are_not_kept(tmp_path: Path) -> None:

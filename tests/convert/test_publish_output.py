@@ -14,13 +14,13 @@ from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.destination import DestinationFolder
-from holdfast.convert.open_source import open_source
 from holdfast.convert.publish_output import Hold, no_watch, publish_output
 from holdfast.convert.sinks.base import Output
 from holdfast.core.errors import InvalidArgument
 from holdfast.core.names import step_folder
 from holdfast.core.ranks import Ranks, SingleProcess
 from holdfast.core.terminal import Progress
+from holdfast.sources import open_source
 from holdfast.storage.local import LocalStorage
 from tests.convert.states import save
 

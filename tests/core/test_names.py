@@ -23,6 +23,7 @@ from holdfast.core.names import (
     is_holdfast_name,
     is_plain,
     is_tensor_file,
+    iteration_step,
     key_problem,
     manifest_attempt,
     natural_key,
@@ -337,3 +338,8 @@ def test_folders_that_were_set_aside_say_why_and_which_step() -> None:
     for folder in (step_folder(7), "lost-step-000000000007", "damaged-"):
         assert set_aside_kind(folder) is None
         assert set_aside_step(folder) is None
+
+
+def test_names_of_iterations():
+    names = ("iter_0000100", "iter_12345678", "iter_100", "step-100", "release")
+    assert [iteration_step(name) for name in names] == [100, 12345678, None, None, None]

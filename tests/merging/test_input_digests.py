@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.convert.open_source import open_source
 from holdfast.core.ranks import SingleProcess
 from holdfast.format.digest import digest_hex
 from holdfast.merging import input_digests
 from holdfast.merging.input_digests import DigestedFiles, InputDigests
+from holdfast.sources import open_source
 from tests.merging.models import write
 
 

@@ -15,7 +15,6 @@ from holdfast.cli.render import clean, count, print_json, print_table, size_text
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
-from holdfast.convert.open_source import open_source
 from holdfast.convert.plan_summary import ConversionSummary, summary_of
 from holdfast.convert.quantize import FORMATS as FP8_FORMATS
 from holdfast.convert.quantize import QuantizeOptions
@@ -34,6 +33,7 @@ from holdfast.core.ranks import Ranks
 from holdfast.core.terminal import progress_bar
 from holdfast.format import strictjson
 from holdfast.mapping import families
+from holdfast.sources import open_source
 from holdfast.storage import locate
 
 _SPECIAL_LINES = 20

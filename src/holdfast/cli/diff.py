@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,9 @@ def command(first: str, second: str, as_json: bool, chosen: tuple[str, ...]) -> 
     if unknown:
         raise NotFound(f"neither checkpoint has a group {unknown[0]!r}; the groups are {', '.join(groups)}")
     with progress_bar("comparing", one.manifest.total_bytes) as advance:
-        differences = [*_compare(one, two, chosen, advance)]
+        differences = [*_compare(one, two, chosen or groups, advance)]
+        if not chosen:
+            differences += _compare_state(one, two)
     if as_json:
         print_json({"same": not differences, "differences": [asdict(difference) for difference in differences]})
     else:
@@ -82,19 +84,21 @@ def _format(difference: Difference) -> str:
 
 
 def _compare(
-    one: Checkpoint, two: Checkpoint, only: Collection[str], advance: Callable[[int], None]
+    one: Checkpoint, two: Checkpoint, groups: Iterable[str], advance: Callable[[int], None]
 ) -> Iterator[Difference]:
-    groups = [name for name in dict.fromkeys([*one.groups, *two.groups]) if not only or name in only]
     for group in groups:
         for checkpoint, other in ((one, "second"), (two, "first")):
             if group not in checkpoint.groups:
                 yield Difference(group, "*", f"the group is only in the {other}")
         if group in one.groups and group in two.groups:
             yield from _compare_group(one, two, group, advance)
-    if not only:
-        yield from _compare_bases(one.manifest.bases, two.manifest.bases)
-        for name in sorted({*one.state, *two.state}):
-            yield from _compare_values(name, *(_ordered(c.state.get(name)) for c in (one, two)))
+
+
+def _compare_state(one: Checkpoint, two: Checkpoint) -> Iterator[Difference]:
+    """Yield the differences of what is in no group: base models and state.json."""
+    yield from _compare_bases(one.manifest.bases, two.manifest.bases)
+    for name in sorted({*one.state, *two.state}):
+        yield from _compare_values(name, *(_ordered(c.state.get(name)) for c in (one, two)))
 
 
 def _compare_bases(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[Difference]:

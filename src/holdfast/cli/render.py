@@ -125,23 +125,6 @@ def is_file(path: str) -> bool:
 
 def open_path(path: str) -> Any:
     """Open the checkpoint or file at a path or address, or the newest readable step if it is a root."""
-    from holdfast.api import open_checkpoint
-    from holdfast.checkpoint.catalog import newest_readable
-    from holdfast.checkpoint.checkpoint import Checkpoint
-    from holdfast.sources import open_newest_iteration
-    from holdfast.storage import is_checkpoint, shared_storage_at
+    from holdfast.sources import open_source
 
-    path = with_deadline(path)
-    if is_file(path):
-        return open_checkpoint(path)
-    storage = shared_storage_at(path)
-    if not storage.exists():
-        raise NotFound(f"{path}: no such file or folder")
-    if not is_checkpoint(storage):
-        newest = newest_readable(storage, lambda text: click.echo(clean(f"holdfast: {text}"), err=True))
-        if newest is not None:
-            return Checkpoint(storage, newest.folder)
-        iteration = open_newest_iteration(path)
-        if iteration is not None:
-            return iteration
-    return open_checkpoint(path)
+    return open_source(with_deadline(path), lambda text: click.echo(clean(f"holdfast: {text}"), err=True))

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from holdfast.checkpoint.catalog import living_steps
 from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.core.names import step_folder
+from holdfast.core.names import iteration_step, step_folder
 from holdfast.storage import is_checkpoint, shared_storage_at
 from holdfast.storage.base import SharedStorage
 
@@ -75,8 +75,6 @@ def folder_of_step(path: str, step: int) -> str:
         raise NotFound(f"{path}: no such folder")
     if is_checkpoint(storage):
         raise InvalidArgument(f"--step {step} chooses a step of a root, and {path} is a checkpoint; give its root")
-    from holdfast.sources.megatron_run import iteration_step  # brings all formats, which `ls` does not need
-
     folders = storage.folders()
     iterations = {number: folder for folder in folders if (number := iteration_step(folder)) is not None}
     folder = step_folder(step) if step_folder(step) in folders else iterations.get(step)

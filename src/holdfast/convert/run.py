@@ -19,7 +19,6 @@ from holdfast.convert.dequantize import Recoded, dequantized
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, makes_hub_names, map_source
 from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
-from holdfast.convert.open_source import open_source
 from holdfast.convert.paddle_linears import (
     PADDLE_FORMATS,
     OrientedContents,
@@ -45,6 +44,7 @@ from holdfast.core.ranks import Ranks, SingleProcess, run_on_all_ranks
 from holdfast.core.terminal import Progress
 from holdfast.plan.contents import Contents
 from holdfast.plan.state_references import update_references
+from holdfast.sources import open_source
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.to_paddle import as_paddle

@@ -42,6 +42,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _GROUP_CHARS = 100
 _ASIDE = re.compile(r"(abandoned|damaged)-step-([0-9]{12,})(?:-[0-9]+)?")
 _STEP = re.compile(r"step-([0-9]{12,})")
+_ITERATION = re.compile(r"iter_(?P<step>[0-9]{7,18})")
 
 
 def is_plain(name: str) -> bool:
@@ -239,3 +240,9 @@ def folder_step(folder: str) -> int | None:
     if match is None or (len(match[1]) > 12 and match[1].startswith("0")):
         return None
     return int(match[1])
+
+
+def iteration_step(folder: str) -> int | None:
+    """Return the step of a folder that has the name of an iteration of Megatron, None for another name."""
+    match = _ITERATION.fullmatch(folder)
+    return None if match is None else int(match["step"])

@@ -15,7 +15,6 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.convert.assemble import fill
 from holdfast.convert.mapping import MappingOptions, config_of, map_source
-from holdfast.convert.open_source import open_source
 from holdfast.convert.select import is_model, with_masters
 from holdfast.convert.sidefiles import side_files
 from holdfast.convert.source_files import SourceFiles
@@ -28,6 +27,7 @@ from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import ArrayDestination, Place, RawArray
 from holdfast.plan.quantized_keys import is_float8, quantized_weights
 from holdfast.plan.recipe import Recipe, destinations_of
+from holdfast.sources import open_source
 from holdfast.sources.foreign import Foreign
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.raw_bits import reject_unknown_uint16

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from holdfast.checkpoint.catalog import newest_readable
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged, NotFound, Unsupported
 from holdfast.core.names import MANIFEST
+from holdfast.core.warnings import warn
 from holdfast.sources.dcp.dcp_folder import read_dcp
 from holdfast.sources.dcp.metadata import METADATA
 from holdfast.sources.deepspeed import reject_deepspeed_folder, reject_empty_weights, reject_rank_file
-from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents, with_note
+from holdfast.sources.foreign import Folder, Foreign, ReaderResult, with_contents
 from holdfast.sources.huggingface import read_huggingface
 from holdfast.sources.megatron_run import TRACKER, newest_iteration
 from holdfast.sources.paddle.flex import read_flex
@@ -29,9 +31,9 @@ from holdfast.sources.raw_bits import apply_config_dtype
 from holdfast.sources.scalars import read_scalars
 from holdfast.sources.torch_save.torch_file import read_torch
 from holdfast.sources.unread import note_unread
-from holdfast.storage import locate
+from holdfast.storage import is_address, is_checkpoint, locate, shared_storage_at
 
-__all__ = ["open_newest_iteration", "open_stored"]
+__all__ = ["open_source", "open_stored"]
 
 READERS: tuple[Callable[[Folder], ReaderResult | None], ...] = (
     read_unified,
@@ -69,12 +71,27 @@ def open_stored(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(storage, name)
 
 
-def open_newest_iteration(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """Open the newest iteration of a Megatron run, with a note that names it; None if the folder is no such run."""
+def open_source(path: str | os.PathLike[str], report: Callable[[str], None] = warn) -> Checkpoint:
+    """Open the checkpoint at a path or address, or the newest readable step of a run's root, also of Megatron's.
+
+    `report` is called with a message about each step that cannot be read.
+    """
+    if not is_address(os.fspath(path)) and Path(path).expanduser().is_file():
+        return open_stored(path)
+    root = shared_storage_at(path)
+    if not root.exists():
+        raise NotFound(f"{path}: no such file or folder")
+    if is_checkpoint(root):
+        return open_stored(path)
+    newest = newest_readable(root, report)
+    if newest is not None:
+        return Checkpoint(root, newest.folder)
     iteration = newest_iteration(path)
     if iteration is None:
-        return None
-    return with_note(open_stored(iteration), f"{path} is a Megatron run; read from its newest iteration, {iteration}")
+        return open_stored(path)
+    opened = open_stored(iteration)
+    note = f"{path} is a Megatron run; read from its newest iteration, {iteration}"
+    return opened.with_note(note) if isinstance(opened, Foreign) else opened
 
 
 def _reject_inner_dcp(folder: Folder) -> None:

@@ -123,6 +123,10 @@ class Foreign(Checkpoint):
         """Messages about what was left out or is uncertain."""
         return self._result.notes
 
+    def with_note(self, note: str) -> Foreign:
+        """Return the same folder with another note in front."""
+        return Foreign(self._source, replace(self._result, notes=(note, *self.notes)))
+
     @property
     def partial(self) -> str | None:
         """The reason why this is only a part of a model, or None; found from its name, neighbours or contents."""
@@ -239,13 +243,6 @@ def with_contents(
         )
     result = ReaderResult("holdfast", contents, made, virtual=virtual or {})
     return Foreign(Folder(checkpoint.storage, checkpoint.folder), result)
-
-
-def with_note(checkpoint: Checkpoint, note: str) -> Checkpoint:
-    """Return the same checkpoint with another note in front; Holdfast's own have none, and stay as they are."""
-    if not isinstance(checkpoint, Foreign):
-        return checkpoint
-    return Foreign(checkpoint._source, replace(checkpoint._result, notes=(note, *checkpoint.notes)))
 
 
 class InMemoryReader:

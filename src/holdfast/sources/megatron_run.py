@@ -1,4 +1,4 @@
-"""The root of a Megatron run: the iteration that its tracker file names, and the names of iterations."""
+"""The root of a Megatron run: the iteration that its tracker file names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from holdfast.storage import locate
 TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"  # what Megatron's converters write in place of a number
 _TRACKER_BYTES = 64
-_ITERATION = re.compile(r"iter_(?P<step>[0-9]{7,18})")
-
-
-def iteration_step(folder: str) -> int | None:
-    """Return the step of a folder that has the name of an iteration, None for another name."""
-    match = _ITERATION.fullmatch(folder)
-    return None if match is None else int(match["step"])
 
 
 def newest_iteration(path: str | os.PathLike[str]) -> str | None:

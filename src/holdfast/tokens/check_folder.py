@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.convert.open_source import open_source
 from holdfast.convert.sidefiles import side_files
 from holdfast.core import limits
 from holdfast.core.errors import NotFound
+from holdfast.sources import open_source
 from holdfast.sources.foreign import is_side_file
 from holdfast.tokens.stored_vocabulary import CONFIG, is_embedding, stated_rows
 from holdfast.tokens.token_round_trip import round_trip_problems

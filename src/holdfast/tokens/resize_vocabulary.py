@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.convert.computed import ComputedTensors
 from holdfast.convert.dequantize import Recoded
-from holdfast.convert.open_source import open_source
 from holdfast.convert.publish_output import Watch, no_watch
 from holdfast.convert.run import Converted, ConvertOptions, convert
 from holdfast.core.errors import InvalidArgument, Unsupported
@@ -18,6 +17,7 @@ from holdfast.core.ranks import Ranks
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
+from holdfast.sources import open_source
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.tokens.row_options import check_init, rows_for
 from holdfast.tokens.stored_vocabulary import CONFIG, FLOATS, StoredVocabulary, vocabulary_of, with_rows_stated

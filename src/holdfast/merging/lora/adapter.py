@@ -10,7 +10,6 @@ from pathlib import Path
 
 from holdfast.checkpoint.base_reference import base_folder, check_base
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.convert.open_source import open_source
 from holdfast.convert.sidefiles import side_files
 from holdfast.core import names
 from holdfast.core.errors import Mismatch, NotFound, Unsupported
@@ -19,6 +18,7 @@ from holdfast.merging.lora.borrowed_files import borrow
 from holdfast.plan.contents import Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
+from holdfast.sources import open_source
 
 TOKENS = "token_adapter.trainable_tokens_delta"
 _PREFIX = "base_model.model."

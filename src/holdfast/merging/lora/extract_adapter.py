@@ -15,7 +15,6 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.computed import ComputedTensors
 from holdfast.convert.destination import DestinationFolder
-from holdfast.convert.open_source import open_source
 from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.run import stream_output
 from holdfast.convert.sinks import sink_named
@@ -36,6 +35,7 @@ from holdfast.merging.lora.whole_tensors import whole_tensors
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
+from holdfast.sources import open_source
 from holdfast.sources.foreign import Foreign, with_contents
 
 _FLOATS = ("bfloat16", "float16", "float32")

@@ -17,7 +17,6 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.convert.computed import ComputedTensors
 from holdfast.convert.destination import DestinationFolder
-from holdfast.convert.open_source import open_source
 from holdfast.convert.publish_output import Hold, Watch, no_watch, publish_output
 from holdfast.convert.run import stream_output
 from holdfast.convert.select import is_model
@@ -39,6 +38,7 @@ from holdfast.merging.lora.tied_head import untied_fields
 from holdfast.merging.merge_record import not_finite_note
 from holdfast.merging.merge_stream import one_thread_per_operation, thread_count
 from holdfast.plan.contents import Contents, Group
+from holdfast.sources import open_source
 from holdfast.sources.foreign import Foreign, with_contents
 from holdfast.version import __version__
 

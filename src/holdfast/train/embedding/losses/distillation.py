@@ -22,7 +22,7 @@ class MarginMSE(nn.Module):
         self.similarity = similarity
 
     def forward(self, columns: Columns, *, scores: torch.Tensor) -> torch.Tensor:
-        found = _document_scores(columns, self.similarity, least=2)
+        found = _document_scores(columns, self.similarity)
         columns.require_numbers("scores", scores)
         margins = found[:, :1] - found[:, 1:]
         wanted = scores.detach().to(margins.dtype)
@@ -52,7 +52,7 @@ class KLDistillation(nn.Module):
         self.teacher_temperature = temperature if teacher_temperature is None else teacher_temperature
 
     def forward(self, columns: Columns, *, scores: torch.Tensor) -> torch.Tensor:
-        found = _document_scores(columns, self.similarity, least=2)
+        found = _document_scores(columns, self.similarity)
         columns.require_numbers("scores", scores)
         if scores.shape != found.shape:
             raise InvalidArgument(f"scores has shape {list(scores.shape)}; expected {list(found.shape)}")
@@ -62,9 +62,9 @@ class KLDistillation(nn.Module):
         return divergence * self.temperature**2
 
 
-def _document_scores(columns: Columns, similarity: Similarity, *, least: int) -> torch.Tensor:
+def _document_scores(columns: Columns, similarity: Similarity) -> torch.Tensor:
     """Return the similarity of each query with its own documents: [rows, documents]."""
     query, *documents = columns.own
-    if len(documents) < least:
-        raise InvalidArgument(f"distillation needs {least} documents for each query, and got {len(documents)}")
+    if len(documents) < 2:
+        raise InvalidArgument(f"distillation needs 2 documents for each query, and got {len(documents)}")
     return torch.stack([pairwise(query, document, similarity) for document in documents], dim=1)

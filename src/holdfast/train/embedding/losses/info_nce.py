@@ -97,31 +97,27 @@ class InfoNCE(nn.Module):
                 "a batch of one pair has no negatives: InfoNCE compares a query with several documents"
             )
         scale = self._scale if self.log_scale is None else self.log_scale.exp()
-        every = [prepared(column, self.similarity) for column in columns.every]
-        own = slice(columns.first, columns.first + columns.rows)
-        every_guide = self._guides(columns, guides)
-        every_text = None if texts is None else columns.gather(texts)
-        positives = (every[0][own] * every[1][own]).sum(-1)
+        batch = self._batch(columns, texts, guides)
+        positives = (batch.own(0) * batch.own(1)).sum(-1)
         limits = None
-        if self.false_negatives is not None and every_guide is not None:
-            limits = self.false_negatives.limits((every_guide[0][own] * every_guide[1][own]).sum(-1))
+        if self.false_negatives is not None and batch.guides is not None:
+            limits = self.false_negatives.limits((batch.guides[0] * batch.guides[1]).sum(-1)[batch.rows])
         found = []
         for name in self.directions:
             of_queries, kind, own_counts = _DIRECTIONS[name]
-            chosen = {"queries": [0], "positives": [1], "documents": list(range(1, len(every)))}[kind]
-            candidates = _Candidates(
-                torch.cat([every[c] for c in chosen]),
-                None if every_guide is None else torch.cat([every_guide[c] for c in chosen]),
-                None if every_text is None else every_text[:, chosen].T.flatten(),
-            )
-            row = 0 if of_queries else 1
-            guide_rows = None if every_guide is None else every_guide[row][own]
-            text_rows = None if every_text is None else every_text[own, :2]
-            rows = _Rows(every[row][own], guide_rows, text_rows, limits, columns.first, columns.total)
+            rows, candidates = batch.compared(0 if of_queries else 1, kind, limits)
             found.append(self._log_sum_exp(rows, candidates, scale, own_counts=own_counts))
         stacked = torch.stack(found)
         normalizer = stacked.logsumexp(0) if self.joint else stacked.mean(0)
         return (normalizer - positives * scale).sum() / columns.total
+
+    def _batch(self, columns: Columns, texts: torch.Tensor | None, guides: Sequence[torch.Tensor] | None) -> _Batch:
+        return _Batch(
+            [prepared(column, self.similarity) for column in columns.every],
+            self._guides(columns, guides),
+            None if texts is None else columns.gather(texts),
+            slice(columns.first, columns.first + columns.rows),
+        )
 
     def _guides(self, columns: Columns, guides: Sequence[torch.Tensor] | None) -> list[torch.Tensor] | None:
         """Return the embeddings by which false negatives are told, of all ranks."""
@@ -141,6 +137,37 @@ class InfoNCE(nn.Module):
             return found.masked_fill(rows.left_out(candidates, of_rows, of_columns, own_counts=own_counts), EXCLUDED)
 
         return row_log_sum_exp(len(rows.embeddings), len(candidates.embeddings), scores, *self._tile)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The embeddings of all ranks by column, those of a guide, the numbers of the texts, and this rank's rows."""
+
+    columns: Sequence[torch.Tensor]
+    guides: Sequence[torch.Tensor] | None
+    texts: torch.Tensor | None
+    rows: slice
+
+    def own(self, column: int) -> torch.Tensor:
+        return self.columns[column][self.rows]
+
+    def compared(self, row_column: int, kind: str, limits: torch.Tensor | None) -> tuple[_Rows, _Candidates]:
+        """Return this rank's rows of a column, and what they are compared with: queries, positives or documents."""
+        chosen = {"queries": [0], "positives": [1], "documents": list(range(1, len(self.columns)))}[kind]
+        rows = _Rows(
+            self.own(row_column),
+            None if self.guides is None else self.guides[row_column][self.rows],
+            None if self.texts is None else self.texts[self.rows, :2],
+            limits,
+            self.rows.start,
+            len(self.columns[0]),
+        )
+        candidates = _Candidates(
+            torch.cat([self.columns[column] for column in chosen]),
+            None if self.guides is None else torch.cat([self.guides[column] for column in chosen]),
+            None if self.texts is None else self.texts[:, chosen].T.flatten(),
+        )
+        return rows, candidates
 
 
 @dataclass(frozen=True, slots=True)
