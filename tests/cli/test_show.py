@@ -3,6 +3,7 @@ import os
 
 import numpy as np
 import safetensors.numpy
+import torch
 
 import holdfast
 from holdfast.core.errors import NotFound
@@ -35,8 +36,25 @@ def test_the_head_has_step_totals_and_who_wrote_it(step):
     assert third.startswith(f"written {manifest.created} by holdfast {holdfast.__version__}, world 1, hosts 1")
 
 
-def test_values_that_are_not_tensors_are_named(step):
-    assert "note (json) in state.json" in call("show", step).output
+def test_values_that_are_not_tensors_are_named_and_short_ones_shown(step, tmp_path):
+    assert "note (json)" in call("show", step).output.partition("in state.json")[2]
+    held = Counted(3)
+    holdfast.save(tmp_path / "c", {"counted": held, "epoch": 3, "long": "x" * 200, "none": {"a": 1}})
+    lines = call("show", tmp_path / "c").output.splitlines()
+    assert "counted (stateful): 1 tensor, 24 B (24 B int64); the rest in state.json" in lines
+    assert lines[-3:] == ["  epoch (json): 3", "  long (json)", '  none (json): {"a":1}']
+    assert "epoch" not in call("show", tmp_path / "c", "--group", "counted").output
+
+
+class Counted:
+    def __init__(self, size):
+        self.values = torch.arange(size)
+
+    def state_dict(self):
+        return {"values": self.values, "size": len(self.values)}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
 
 
 def test_a_root_shows_its_newest_step(run, step):

@@ -14,11 +14,14 @@ from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.cli.tensor_tree import TreeRow, tree_lines
 from holdfast.core.names import natural_key
+from holdfast.format import strictjson
 from holdfast.sources.foreign import Foreign
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpoint import Checkpoint
     from holdfast.format.manifest import Manifest
+
+_SHOWN = 80  # characters of a value
 
 
 @click.command("show", context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,7 +61,8 @@ def command(path: str, key: str | None, group: str | None, unfold: bool, as_json
     _print_head(checkpoint)
     for name in chosen:
         _print_group(checkpoint, name, unfold=unfold)
-    _print_values(checkpoint)
+    if group is None:
+        _print_values(checkpoint)
 
 
 def _tensor(checkpoint: Checkpoint, group: str, key: str) -> tuple[str, list[int], int]:
@@ -149,7 +153,10 @@ def _print_group(checkpoint: Checkpoint, group: str, *, unfold: bool) -> None:
         dtypes[dtype] += size
     parts = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in dtypes.most_common())
     total = f"{count(len(keys), 'tensor')}, {size_text(record.total_bytes)}"
-    click.echo("\n" + clean(f"{group} ({record.kind}): {total}" + (f" ({parts})" if parts else "")))
+    entry = checkpoint.state.get(group, {})
+    where = f", by {' x '.join(entry['axes'])}" if "axes" in entry else ""
+    values = "; the rest in state.json" if entry and entry["kind"] != "optimizer" else ""
+    click.echo("\n" + clean(f"{group} ({record.kind}{where}): {total}" + (f" ({parts})" if parts else "") + values))
     scales = ShownScales.of(checkpoint, group)
     for line in scales.lines():
         click.echo("  " + clean(line))
@@ -166,10 +173,16 @@ def _tree_row(checkpoint: Checkpoint, group: str, key: str, scales: ShownScales)
 
 
 def _print_values(checkpoint: Checkpoint) -> None:
-    for name, entry in checkpoint.state.items():
+    """Print the entries of state.json but for those of the groups: short values whole."""
+    names = [name for name in checkpoint.state if name not in checkpoint.groups]
+    if names:
+        click.echo("\nin state.json (`holdfast show PATH NAME` prints one):")
+    for name in names:
+        entry = checkpoint.state[name]
         where = f", by {' x '.join(entry['axes'])}" if "axes" in entry else ""
-        if entry["kind"] != "optimizer":
-            click.echo("\n" + clean(f"{name} ({entry['kind']}{where}) in state.json"))
+        text = strictjson.dumps(entry["value"]).decode() if entry["kind"] == "json" else ""
+        value = f": {text}" if text and len(text) <= _SHOWN else ""
+        click.echo(clean(f"  {name} ({entry['kind']}{where}){value}"))
 
 
 def _number(value: Any) -> Any:
