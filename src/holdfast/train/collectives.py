@@ -1,4 +1,4 @@
-"""Differentiable collectives: a sum over ranks that compute one loss, and an all-to-all of rows."""
+"""Differentiable collectives: a sum and a gather over ranks that compute one loss, and an all-to-all of rows."""
 
 from __future__ import annotations
 
@@ -26,6 +26,28 @@ def sum_shared(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     That loss counts once, so the gradient of the sum is passed unchanged to each rank's input.
     """
     out: torch.Tensor = _SumShared.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _GatherShared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
+
+
+def gather_shared(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """Concatenate equal parts along a dim over a group whose ranks all compute the same loss from the result.
+
+    That loss counts once, so the gradient of each rank's part is the one that it computes itself.
+    """
+    out: torch.Tensor = _GatherShared.apply(x, group, dim)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -2,5 +2,6 @@
 
 from holdfast.train.embedding.columns import Columns
 from holdfast.train.embedding.grad_cache import GradCache
+from holdfast.train.embedding.replica_encoder import ReplicaEncoder
 
-__all__ = ["Columns", "GradCache"]
+__all__ = ["Columns", "GradCache", "ReplicaEncoder"]

@@ -8,9 +8,8 @@ random numbers of the first. (Gao et al., 2021: Scaling deep contrastive learnin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,19 +17,20 @@ from torch import nn
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding.columns import gather_columns
-from holdfast.train.embedding.gradient_sync import GradientSync
+from holdfast.train.embedding.gradient_sync import GradientSync, StepSync
 from holdfast.train.embedding.micro_batches import row_count, row_ranges, take_rows
-from holdfast.train.embedding.replay import RandomState, replayed
+from holdfast.train.embedding.module_passes import ModulePasses
+from holdfast.train.embedding.pipeline_passes import PipelinePasses
+from holdfast.train.embedding.replica_encoder import ReplicaEncoder
+from holdfast.train.embedding.replica_sync import ReplicaSync
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some rows of a column, and the random state before they were encoded."""
+class _Part(NamedTuple):
+    """Some rows of a column."""
 
     column: int
     begin: int
     end: int
-    random: RandomState
 
 
 class GradCache:
@@ -38,14 +38,16 @@ class GradCache:
 
     Args:
         encode: Returns the embeddings [rows, dim] of some rows of a column. If it is not the module itself, give that
-            as `module`.
+            as `module`. A `ReplicaEncoder` encodes with the trainer's model, on any layout.
         loss: Called with `Columns` and the keywords of `step`; returns this rank's share of the loss. If it is a
             module, its parameters, such as a learned temperature, get gradients too.
         micro_batch: Rows that are encoded at once.
         micro_tokens: Tokens that are encoded at once, instead: rows of different lengths make parts of similar work.
         group: The ranks that share the batch, each with rows of its own; they may hold different numbers of them.
             DDP and FSDP2 modules send gradients once, with the last micro batch; those of a plain module are added up.
-        trim: Cut the padding that follows the longest row of each micro batch. Dropout then draws other numbers.
+            A `ReplicaEncoder` has its own.
+        trim: Cut the padding that follows the longest row of each micro batch. Torch's dropout then draws other
+            numbers; that of the trainer's model does not.
 
     Gradients are those of the loss of the whole batch, whatever the number of ranks and micro batches.
     """
@@ -64,6 +66,12 @@ class GradCache:
         for name, value in (("micro_batch", micro_batch), ("micro_tokens", micro_tokens)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidArgument(f"{name}={value!r} must be an integer of at least 1")
+        if isinstance(encode, ReplicaEncoder):
+            if group is not None or module is not None:
+                raise InvalidArgument("a ReplicaEncoder has its own group and module: leave out group= and module=")
+            if micro_tokens is not None and encode.replica.pipeline is not None:
+                raise InvalidArgument("micro batches of a pipeline have one shape: use micro_batch, not micro_tokens")
+            group, module = encode.group, encode.replica.module
         self._encode = encode
         self._loss = loss
         self._micro_batch, self._micro_tokens, self._trim = micro_batch, micro_tokens, trim
@@ -80,104 +88,68 @@ class GradCache:
                 of a GradScaler.
             extras: Given to the loss: labels, a teacher's scores or embeddings, numbers of texts.
         """
-        own_loss = self._loss if isinstance(self._loss, nn.Module) else None
-        sync = GradientSync(self._module, own_loss, self._group)
+        parts, inputs = self._micro_batches(columns, training=True)
+        sync, passes = self._passes(self._loss if isinstance(self._loss, nn.Module) else None)
         with sync.step():
-            parts, embeddings = self._encoded(columns, sync)
-            share, gradients = self._loss_gradients(parts, embeddings, len(columns), scale, extras)
-            self._replay(columns, parts, gradients, sync)
+            leaves = [embedding.requires_grad_() for embedding in passes.forward(inputs)]
+
+            def compute() -> torch.Tensor:
+                with torch.enable_grad():
+                    share = self._share(parts, leaves, len(columns), extras)
+                    (share * scale).backward()  # type: ignore[no-untyped-call]
+                return share.detach()
+
+            share = passes.on_every_rank(compute)
+            gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
+            passes.backward(inputs, gradients)
         return share if self._group is None else _sum(share, self._group)
 
     @torch.no_grad()
     def evaluate(self, columns: Sequence[Any], **extras: Any) -> torch.Tensor:
         """Return the loss of a batch without gradients, the same on every rank. Collective."""
-        sync = GradientSync(self._module, None, self._group)
-        parts, embeddings = self._encoded(columns, sync)
-        share = self._share(parts, embeddings, len(columns), extras).detach()
+        parts, inputs = self._micro_batches(columns, training=False)
+        _, passes = self._passes(None)
+        embeddings = passes.forward(inputs)
+        share = passes.on_every_rank(lambda: self._share(parts, embeddings, len(columns), extras).detach())
         return share if self._group is None else _sum(share, self._group)
 
-    def _encoded(self, columns: Sequence[Any], sync: GradientSync) -> tuple[list[_Part], list[torch.Tensor]]:
-        """Encode all rows without gradients, as many micro batches as every other rank of the group."""
-        ranges = [
-            (number, begin, end)
-            for number, column in enumerate(columns)
-            for begin, end in row_ranges(column, self._micro_batch, self._micro_tokens)
-        ]
+    def _micro_batches(self, columns: Sequence[Any], *, training: bool) -> tuple[list[_Part], list[Any]]:
+        """Divide the columns into parts; return those with their inputs."""
         missing = [number for number, column in enumerate(columns) if not row_count(column)]
         if missing or not columns:
             raise InvalidArgument(f"column {missing[0]} has no rows" if missing else "a batch needs columns")
-        parts: list[_Part] = []
-        embeddings: list[torch.Tensor] = []
-        with torch.no_grad():
-            for number, begin, end in ranges:
-                device = _device_of(columns[number], self._module)
-                part = _Part(number, begin, end, RandomState(device))
-                embedding = self._encode(self._rows(columns, part))
-                if embedding.dim() != 2 or embedding.shape[0] != end - begin:
-                    shape = list(embedding.shape)
-                    raise InvalidArgument(f"encode returned {shape} for {end - begin} rows; expected [rows, dim]")
-                parts.append(part)
-                embeddings.append(embedding.detach())
-            for part in self._idle(parts, sync):
-                with replayed(part.random):
-                    self._encode(self._rows(columns, part))
-        return parts, embeddings
+        if isinstance(self._encode, ReplicaEncoder):
+            self._encode.check(columns, training=training)
+        parts = [
+            _Part(number, begin, end)
+            for number, column in enumerate(columns)
+            for begin, end in row_ranges(column, self._micro_batch, self._micro_tokens)
+        ]
+        return parts, [take_rows(columns[part.column], part.begin, part.end, trim=self._trim) for part in parts]
 
-    def _idle(self, parts: Sequence[_Part], sync: GradientSync) -> list[_Part]:
-        """Return micro batches to run for nothing: where forward communicates, all ranks run as many."""
-        if self._group is None or not sync.is_wrapped:
-            return []
-        most = torch.tensor([len(parts)], device=parts[0].random.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        return [parts[0]] * (int(most) - len(parts))
+    def _passes(self, loss: nn.Module | None) -> tuple[StepSync, ModulePasses | PipelinePasses]:
+        if not isinstance(self._encode, ReplicaEncoder):
+            sync: StepSync = GradientSync(self._module, loss, self._group)
+            return sync, ModulePasses(self._encode, self._module, sync)
+        sync = ReplicaSync(self._encode, loss)
+        if self._encode.replica.pipeline is not None:
+            return sync, PipelinePasses(self._encode, sync)
+        return sync, ModulePasses(self._encode, self._module, sync)
 
     def _share(
         self, parts: Sequence[_Part], embeddings: Sequence[torch.Tensor], columns: int, extras: dict[str, Any]
     ) -> torch.Tensor:
+        """Return this rank's share of the loss."""
+        for part, embedding in zip(parts, embeddings, strict=True):
+            if embedding.dim() != 2 or embedding.shape[0] != part.end - part.begin:
+                found, rows = list(embedding.shape), part.end - part.begin
+                raise InvalidArgument(f"encode returned {found} for {rows} rows; expected [rows, dim]")
         own = [
             torch.cat([found for part, found in zip(parts, embeddings, strict=True) if part.column == column])
             for column in range(columns)
         ]
         wide = [column if column.dtype == torch.float64 else column.float() for column in own]
         return self._loss(gather_columns(wide, self._group), **extras)
-
-    def _loss_gradients(
-        self,
-        parts: Sequence[_Part],
-        embeddings: Sequence[torch.Tensor],
-        columns: int,
-        scale: float,
-        extras: dict[str, Any],
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        leaves = [embedding.requires_grad_() for embedding in embeddings]
-        with torch.enable_grad():
-            share = self._share(parts, leaves, columns, extras)
-            (share * scale).backward()  # type: ignore[no-untyped-call]
-        gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
-        return share.detach(), gradients
-
-    def _replay(
-        self, columns: Sequence[Any], parts: Sequence[_Part], gradients: Sequence[torch.Tensor], sync: GradientSync
-    ) -> None:
-        idle = self._idle(parts, sync)
-        todo = [(part, torch.zeros_like(gradients[0])) for part in idle]
-        todo += [(part, gradient * sync.factor) for part, gradient in zip(parts, gradients, strict=True)]
-        for number, (part, gradient) in enumerate(todo):
-            with sync.micro_batch(last=number == len(todo) - 1), torch.enable_grad():
-                with replayed(part.random):
-                    embedding = self._encode(self._rows(columns, part))
-                embedding.backward(gradient.to(embedding.dtype))  # type: ignore[no-untyped-call]
-
-    def _rows(self, columns: Sequence[Any], part: _Part) -> Any:
-        return take_rows(columns[part.column], part.begin, part.end, trim=self._trim)
-
-
-def _device_of(column: Any, module: nn.Module | None) -> torch.device:
-    values = column.values() if isinstance(column, Mapping) else [column]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    tensors += [] if module is None else module.parameters()
-    found = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
-    return next(iter(found), torch.device("cpu"))
 
 
 def _sum(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

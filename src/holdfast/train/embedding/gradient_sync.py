@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,29 +15,48 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.train.parallel.gradients import local_gradient, sum_gradients
 
 
+class StepSync(Protocol):
+    """How the ranks of a group get the gradients of a step."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the batch."""
+
+    @property
+    def is_collective(self) -> bool:
+        """True if forward and backward communicate within the group: every rank must then run as many of them."""
+
+    @property
+    def factor(self) -> int:
+        """The number that gradients are multiplied by, so that the ranks' gradients add up."""
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Run forward and backward of one micro batch within the context."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Run a step within the context: its gradients are added to those that were there. Collective."""
+
+
 class GradientSync:
     """The gradients of one module over a group: averaged by DDP and FSDP2, added up here for a plain module."""
 
     def __init__(self, module: nn.Module | None, loss: nn.Module | None, group: dist.ProcessGroup | None) -> None:
         self._module = module
-        self._group = group
-        summed = [loss] if self.is_wrapped else [module, loss]
-        own = [parameter for part in summed if part is not None for parameter in part.parameters()]
-        self._summed = [parameter for parameter in own if parameter.requires_grad] if group is not None else []
+        self.group = group
+        self._summed = trained_parameters([loss] if self.is_collective else [module, loss]) if group is not None else []
 
     @property
-    def is_wrapped(self) -> bool:
-        """True if forward and backward communicate: every rank must then run as many of them."""
-        return self._group is not None and isinstance(self._module, (DistributedDataParallel, FSDPModule))
+    def is_collective(self) -> bool:
+        return self.group is not None and isinstance(self._module, (DistributedDataParallel, FSDPModule))
 
     @property
     def factor(self) -> int:
-        """By what gradients are multiplied, so that the average over the ranks is their sum."""
-        return self._group.size() if self._group is not None and self.is_wrapped else 1
+        """The size of the group where DDP or FSDP2 average, so that the average over the ranks is their sum."""
+        return self.group.size() if self.group is not None and self.is_collective else 1
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Run forward and backward of one micro batch; gradients travel with the last one only."""
+        """Gradients travel with the last micro batch only."""
         module = self._module
         if isinstance(module, DistributedDataParallel) and not last:
             with module.no_sync():
@@ -49,29 +69,44 @@ class GradientSync:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Add up the gradients of this step that nothing else has, and add them to those that were there. Collective.
-
-        These are the gradients of a plain module, and of the loss.
-        """
-        before = [parameter.grad for parameter in self._summed]
-        for parameter in self._summed:
-            parameter.grad = None
-        try:
+        """Add up the gradients that nothing else adds up: those of a plain module, and of the loss."""
+        with added_gradients(self._summed):
             yield
-            self._sum()
-        finally:
-            for parameter, gradient in zip(self._summed, before, strict=True):
-                if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+            if self.group is not None:
+                sum_over_ranks(self.group, self._summed)
 
-    def _sum(self) -> None:
-        if self._group is None or not self._summed:
-            return
-        used = torch.tensor([parameter.grad is not None for parameter in self._summed], dtype=torch.int32)
-        used = used.to(self._summed[0].device)
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
-        trained = [parameter for parameter, one in zip(self._summed, used.tolist(), strict=True) if one]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        sum_gradients(self._group, [local_gradient(parameter) for parameter in trained])
+
+def trained_parameters(modules: Sequence[nn.Module | None]) -> list[nn.Parameter]:
+    parameters = [parameter for module in modules if module is not None for parameter in module.parameters()]
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+@contextmanager
+def added_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Begin without gradients, and add those of before at the end. After an error only those of before are left."""
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    except BaseException:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
+        raise
+    for parameter, gradient in zip(parameters, before, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+
+
+def sum_over_ranks(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+    """Add up the gradients of a group; a parameter that no rank has a gradient of keeps none. Collective."""
+    if not parameters:
+        return
+    used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
+    used = used.to(parameters[0].device)
+    dist.all_reduce(used, dist.ReduceOp.MAX, group=group)
+    trained = [parameter for parameter, one in zip(parameters, used.tolist(), strict=True) if one]
+    for parameter in trained:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    sum_gradients(group, [local_gradient(parameter) for parameter in trained])

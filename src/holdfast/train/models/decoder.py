@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.train.collectives import sum_shared
+from holdfast.train.collectives import gather_shared, sum_shared
 from holdfast.train.models.attention import Attention, Rotation, rotation
 from holdfast.train.models.dropout import NO_DROPOUT, Dropout, DropoutGrids, attention_grid, feature_grid
 from holdfast.train.models.mixed_precision_layers import Linear, RMSNorm, SwiGLU
@@ -76,7 +76,8 @@ class Decoder(nn.Module):
     """Maps token ids on the first stage, or hidden states on later stages, to hidden states or logits.
 
     With experts, the sums of the routers are passed along with the hidden states, so that the last
-    stage has the balance over all layers. Without a head, the last stage returns the normed hidden states.
+    stage has the balance over all layers. Without a head, the last stage returns the normed hidden states
+    of whole sequences.
     """
 
     _tied_weights_keys = TIES
@@ -149,6 +150,8 @@ class Decoder(nn.Module):
             x = self.model.norm(x)
         if self.has_head:
             x = self.lm_head(x)
+        elif self.is_last and self.tp_group is not None:
+            x = gather_shared(x, self.tp_group, dim=1)
         if own is None:
             return x
         if self.tp_group is not None:

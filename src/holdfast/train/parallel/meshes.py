@@ -32,6 +32,20 @@ class Meshes:
             return None
         return mesh.get_group(axis)
 
+    def data_group(self) -> dist.ProcessGroup | None:
+        """Return the group of the ranks with this rank's part of the model, by `dp_rank`; None for a single rank.
+
+        Collective: creates the group if it spans both data-parallel axes.
+        """
+        if self.dense is None or 1 in (self.layout.dp_replicate, self.layout.dp_shard):
+            return self.group("dp_shard") or self.group("dp_replicate")
+        own = None
+        for ranks in self.dense.mesh.permute(0, 3, 1, 2).flatten(0, 1).flatten(1).tolist():
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                own = group
+        return own
+
     def at(self, axis: str) -> int:
         """Return this rank's coordinate along an axis."""
         mesh = self.dense if axis in AXES else self.experts

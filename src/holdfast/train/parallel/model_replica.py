@@ -51,6 +51,11 @@ class ModelReplica:
         return self.meshes.layout
 
     @property
+    def pipeline(self) -> Pipeline | None:
+        """This rank's stages of a pipeline; None without one."""
+        return self._pipeline
+
+    @property
     def mapping(self) -> Mapping | None:
         """The mapping from live to stored tensors, for `holdfast.save` and `Checkpointer`; None if names match."""
         return save_mapping(self.config)
@@ -105,8 +110,15 @@ class ModelReplica:
             self._pipeline.run(micro_batches, training=True)
         else:
             self._accumulate(micro_batches)
-        finish_gradients(self.parameters(), self._gradient_sums)
+        self.finish_gradients()
         return self._sums(counts)
+
+    def finish_gradients(self) -> None:
+        """Reduce the gradients of this rank's samples to those of the global batch, once after the last backward.
+
+        Gradients that FSDP has reduced already stay as they are; parameters without one get zeros.
+        """
+        finish_gradients(self.parameters(), self._gradient_sums)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSums:
         """Compute only the losses, without dropout. Ranks must pass equally many micro batches of one shape."""

@@ -32,17 +32,19 @@ def build(
     seed: int = 0,
     *,
     recompute: bool = False,
+    head: bool = True,
 ) -> ModelReplica:
     """Build this rank's part of a model, with initial values independent of the layout. Collective.
 
     Parameters are fp32; `dtype` is the compute dtype. `recompute` enables activation checkpointing of
-    blocks. Raises InvalidArgument for an invalid layout.
+    blocks. `head=False` leaves out the head, for embeddings. Raises InvalidArgument for an invalid layout.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     layout.check(world, config)
     device = torch.device(device)
     meshes = make_meshes(layout, device, with_experts=config.traits.experts)
-    stages = {number: _stage(number, config, layout, dtype, recompute) for number in layout.stages_of(meshes.at("pp"))}
+    options: dict[str, Any] = {"compute_dtype": dtype, "recompute": recompute, "head": head}
+    stages = {number: _stage(number, config, layout, options) for number in layout.stages_of(meshes.at("pp"))}
     for stage in stages.values():
         if meshes.group("tp") is not None and meshes.dense is not None:
             apply_tensor_parallel(stage, meshes.dense["tp"])
@@ -52,43 +54,39 @@ def build(
         stage.to_empty(device=device)
         stage.tie()
         fill_initial(stage, config, seed, TIES if config.tie_word_embeddings else {})
-    module = join_stages(list(stages.values()))
+    module = join_stages(list(stages.values()), head=head)
     objective = Objective(config, meshes.group("tp"))
     pipeline = None
     if (group := meshes.group("pp")) is not None:
         pipeline = Pipeline(layout, config, list(stages.items()), group, device, objective)
-    return ModelReplica(config, meshes, module, objective, pipeline, _gradient_sums(config, meshes, module), device)
+    tied = config.tie_word_embeddings and head
+    gradient_sums = _gradient_sums(meshes, module, tied=tied)
+    return ModelReplica(config, meshes, module, objective, pipeline, gradient_sums, device)
 
 
-def _stage(number: int, config: ModelConfig, layout: Layout, dtype: torch.dtype, recompute: bool) -> Decoder:
+def _stage(number: int, config: ModelConfig, layout: Layout, options: dict[str, Any]) -> Decoder:
+    layers, last = layout.layers_of(number, config), number == layout.stages - 1
     with torch.device("meta"):
-        return Decoder(
-            config,
-            layout.layers_of(number, config),
-            first=number == 0,
-            last=number == layout.stages - 1,
-            recompute=recompute,
-            compute_dtype=dtype,
-        )
+        return Decoder(config, layers, first=number == 0, last=last, **options)
 
 
-def join_stages(stages: Sequence[Decoder]) -> Decoder:
+def join_stages(stages: Sequence[Decoder], *, head: bool = True) -> Decoder:
     """Join the stages of one rank into one module with the keys of the whole model; it is never called."""
     if len(stages) == 1:
         return stages[0]
     with torch.device("meta"):
-        whole = Decoder(stages[0].config.model, [], first=False, last=False)
+        whole = Decoder(stages[0].config.model, [], first=False, last=False, head=head)
     for stage in stages:
         whole.model.layers.update(dict(stage.model.layers.items()))
         for name, part in stage.model.named_children():
             if name != "layers":
                 whole.model.add_module(name, part)
-        if stage.is_last:
+        if stage.has_head:
             whole.lm_head = stage.lm_head
     return whole
 
 
-def _gradient_sums(config: ModelConfig, meshes: Meshes, module: nn.Module) -> GradientSums:
+def _gradient_sums(meshes: Meshes, module: nn.Module, *, tied: bool) -> GradientSums:
     """Return the gradients that FSDP does not reduce, with the groups to reduce them over. Collective."""
     keys = {key for key, _ in module.named_parameters()}
     apart = {key for key in keys if ".mlp.experts." in key} if meshes.experts is not None else set()
@@ -97,7 +95,7 @@ def _gradient_sums(config: ModelConfig, meshes: Meshes, module: nn.Module) -> Gr
         over.append((group, frozenset(keys - apart)))
     if meshes.layout.expert_shard == 1 and (group := meshes.group("expert_replicate")) is not None:
         over.append((group, frozenset(apart)))
-    if not config.tie_word_embeddings or meshes.layout.pp == 1:
+    if not tied or meshes.layout.pp == 1:
         return GradientSums(tuple(over))
     alias, key = next(iter(TIES.items()))
     group = _ends_group(meshes)

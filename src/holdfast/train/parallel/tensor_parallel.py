@@ -35,6 +35,7 @@ def apply_tensor_parallel(stage: Decoder, mesh: DeviceMesh) -> None:
         plan |= {f"model.layers.{number}.{name}": style for name, style in _block_plan(block).items()}
     if stage.is_last:
         plan["model.norm"] = _on_slices(SEQUENCE)
+    if stage.has_head:
         plan["lm_head"] = ColwiseParallel(input_layouts=Shard(SEQUENCE), output_layouts=Shard(-1))
     parallelize_module(stage, mesh, plan)
     stage.tie()
