@@ -48,7 +48,9 @@ def _step(kind: str, wrap: str, shares: tuple[int, ...], steps: int = 1) -> Any:
     own = slice(first, first + shares[rank])
     model, loss = encoder(0), make_loss().double()
     group = dist.group.WORLD if dist.is_initialized() else None
-    trained: Any = DistributedDataParallel(model) if wrap == "ddp" else fully_shard(model) if wrap == "fsdp" else model
+    trained: Any = DistributedDataParallel(model) if wrap == "ddp" else model
+    if wrap == "fsdp":
+        fully_shard(model, reshard_after_forward=True)  # every forward communicates, in the group of the batch
     cache = GradCache(trained, loss, micro_batch=2, group=group)
     found = torch.zeros(())
     for _ in range(steps):

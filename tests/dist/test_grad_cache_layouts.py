@@ -58,7 +58,7 @@ def _dropped_mean(hidden: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torc
 
 
 def _state(replica: Any, loss: Any, found: torch.Tensor, evaluated: torch.Tensor) -> dict[str, Any]:
-    """What layouts must agree on, after a step of an optimizer too."""
+    """Take an optimizer step, and return everything that layouts must agree on."""
     state = {
         "losses": [float(found), float(evaluated)],
         "norm": replica.gradient_norm(),
@@ -97,7 +97,7 @@ def _alone(config: Any, causal: bool = True) -> dict[str, Any]:
         return loss(gather_columns(found, None), texts=TEXTS)
 
     whole = value(dropout=True)
-    whole.backward()  # type: ignore[no-untyped-call]
+    whole.backward()
     replica.finish_gradients()
     return _state(replica, loss, whole.detach(), value(dropout=False).detach())
 
@@ -173,7 +173,7 @@ def _plain() -> tuple[float, float, list[int]]:
         out: list[Any] = [replica.module(part["input_ids"], keys=part["dropout_keys"]) for part in rows]
         found.append(torch.cat([_dropped_mean(*pair) for pair in zip(out, rows, strict=True)]))
     whole = InfoNCE(0.2)(gather_columns(found, None))
-    whole.backward()  # type: ignore[no-untyped-call]
+    whole.backward()
     replica.finish_gradients()
     return float(whole), replica.gradient_norm(), torch.get_rng_state().tolist()
 
