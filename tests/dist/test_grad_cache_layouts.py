@@ -175,7 +175,7 @@ def _plain() -> tuple[float, float, list[int]]:
     whole = InfoNCE(0.2)(gather_columns(found, None))
     whole.backward()
     replica.finish_gradients()
-    return float(whole), replica.gradient_norm(), torch.get_rng_state().tolist()
+    return whole.item(), replica.gradient_norm(), torch.get_rng_state().tolist()
 
 
 @pytest.mark.parametrize("layout", [pytest.param(TP, marks=pytest.mark.full), PP], ids=str)
