@@ -182,6 +182,15 @@ def models() -> Iterator[Names]:
 
 
 @contextmanager
+def embedding_model() -> Iterator[Names]:
+    """Give a small Qwen3 of the hub, with its tokenizer."""
+    from tests.train.embedding.tiny_models import write_model
+
+    write_model(Path("Qwen3-0.6B"), "qwen3")
+    yield {}
+
+
+@contextmanager
 def llama_config() -> Iterator[Names]:
     """Give the config of a model with 8 billion parameters."""
     sizes: Names = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
@@ -334,6 +343,7 @@ SETUPS: dict[str, Callable[[], Any]] = {
     "lora": lora,
     "adapter files": adapter_files,
     "models": models,
+    "embedding model": embedding_model,
     "llama config": llama_config,
     "tokens": tokens,
     "accelerate": accelerate,

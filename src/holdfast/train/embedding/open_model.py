@@ -1,0 +1,109 @@
+"""Opening an embedding model: a folder of the hub, of sentence-transformers, or a saved step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.api import load, open_checkpoint
+from holdfast.core.errors import InvalidArgument, NotFound
+from holdfast.train.embedding.embedding_model import EmbeddingModel
+from holdfast.train.embedding.embedding_settings import EmbeddingSettings
+from holdfast.train.embedding.sentence_folder import read_sentence_folder
+from holdfast.train.models.decoder import Decoder
+from holdfast.train.models.model_config import FAMILIES, ModelConfig
+
+_PREFIX, _HEAD = "model.", "lm_head.weight"
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a folder runs
+
+
+def open_embedding_model(
+    folder: str | Path,
+    settings: EmbeddingSettings | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    compute_dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    **changes: Any,
+) -> EmbeddingModel:
+    """Open a model to train or to encode with: Llama, Qwen2 and Qwen3 as decoders of the trainer, others as they are.
+
+    Args:
+        folder: A folder with config.json, tensors and tokenizer, as the hub has them, with the names of the model
+            or of its body; or a folder of sentence-transformers, such as a step that was saved with `files`.
+        settings: How vectors are made; by default what a folder of sentence-transformers says.
+        device: Where the parameters are, in fp32.
+        compute_dtype: The dtype of a decoder's activations.
+        recompute: Compute the activations of a decoder's blocks again for gradients.
+        changes: Settings of a decoder that differ from config.json, such as `residual_dropout`.
+
+    Raises NotFound if the folder or a file of it is missing, Unsupported for what would change its vectors.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise NotFound(f"{folder} is not a folder: download the model of the hub first")
+    if settings is None:
+        found = read_sentence_folder(folder)
+        folder, settings = found.encoder, found.settings
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config()
+    if config is None:
+        raise NotFound(f"{folder} has no config.json, which says what model the tensors are of")
+    if config.get("model_type") in FAMILIES:
+        tokenizer = _tokenizer(folder)
+        model = ModelConfig.from_hf(config, **changes)
+        decoder = _open_decoder(folder, model, checkpoint.keys("model"), device, compute_dtype, recompute)
+        return EmbeddingModel(decoder, _limited(settings, tokenizer, model.max_position_embeddings), tokenizer)
+    options = {"recompute": recompute, "compute_dtype": compute_dtype != torch.float32}
+    refused = [*changes, *(name for name, given in options.items() if given)]
+    if refused:
+        raise InvalidArgument(f"{', '.join(refused)}: only decoders of {', '.join(FAMILIES)} take this")
+    from transformers import AutoModel
+
+    tokenizer = _tokenizer(folder)
+    loaded: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, **_LOCAL)
+    encoder = loaded.to(device)
+    encoder.config.use_cache = False
+    positions = getattr(encoder.config, "max_position_embeddings", None)
+    return EmbeddingModel(encoder, _limited(settings, tokenizer, positions), tokenizer)
+
+
+def _open_decoder(
+    folder: Path,
+    config: ModelConfig,
+    keys: list[str],
+    device: torch.device | str,
+    compute_dtype: torch.dtype,
+    recompute: bool,
+) -> Decoder:
+    with torch.device("meta"):
+        decoder = Decoder(config, head=False, recompute=recompute, compute_dtype=compute_dtype)
+    decoder = decoder.to_empty(device=device)
+    load(folder, {"model": decoder.model}, mapping=body_mapping(decoder, keys), cast=True)
+    return decoder
+
+
+def body_mapping(decoder: Decoder, keys: list[str]) -> str | None:
+    """Return the mapping to a decoder's body from the names of a whole model; None if the keys are the body's own."""
+    if not any(key.startswith(_PREFIX) for key in keys):
+        return None
+    lines = [f"{_PREFIX}{key} -> {key}" for key in decoder.model.state_dict()]
+    return "\n".join([*lines, f"{_HEAD} -> _"] if _HEAD in keys else lines)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, **_LOCAL)
+
+
+def _limited(settings: EmbeddingSettings, tokenizer: Any, positions: int | None) -> EmbeddingSettings:
+    """Return the settings with the tokenizer's or the model's limit of tokens, if they have none."""
+    if settings.max_length is not None:
+        return settings
+    limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, int) and limit > 0]
+    limit = min(limits, default=None)
+    return settings if limit is None or limit > 2**31 else replace(settings, max_length=limit)
