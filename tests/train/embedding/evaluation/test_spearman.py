@@ -48,7 +48,7 @@ def test_a_model(batch: int, similarity):
     words = Words().encode
     found = evaluate_similarity(SimilaritySet(left, right, labels), words, batch=batch, similarity=similarity)
     pairs = [(words([a])[0], words([b])[0]) for a, b in zip(left, right, strict=True)]
-    scores = [float(torch.cosine_similarity(a, b, dim=0) if similarity == "cosine" else a @ b) for a, b in pairs]
+    scores = [(torch.cosine_similarity(a, b, dim=0) if similarity == "cosine" else a @ b).item() for a, b in pairs]
     assert found == {"spearman": pytest.approx(plain(scores, labels), abs=1e-9)}
 
 
