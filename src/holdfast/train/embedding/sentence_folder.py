@@ -30,7 +30,7 @@ _HARMLESS = {"trust_remote_code", "dtype", "torch_dtype", "attn_implementation"}
 
 @dataclass(frozen=True, slots=True)
 class SentenceFolder:
-    """What a folder of sentence-transformers says: its settings, and the folder of its encoder and tokenizer."""
+    """The settings that a folder of sentence-transformers has, and the folder of its encoder and tokenizer."""
 
     settings: EmbeddingSettings
     encoder: Path
