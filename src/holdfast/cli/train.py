@@ -18,7 +18,10 @@ from holdfast.core.torch_needed import require_torch
 
 if TYPE_CHECKING:
     from holdfast.train.config import RunConfig
-    from holdfast.train.loop import Progress, RunResult, Trainer
+    from holdfast.train.embedding.trainer.embedding_config import EmbeddingConfig
+    from holdfast.train.training_run import Progress, RunResult, TrainingRun
+
+    AnyConfig = RunConfig | EmbeddingConfig
 
 _LINES = 20  # printed by a whole run if stdout is not a terminal
 
@@ -59,9 +62,9 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     Steps, learning rates and other settings of [optimizer], [schedule] and [checkpoint] are read
     from the config at every start. A different [model] or different [data] is refused.
     """
-    from holdfast.train.config import check_run, read_config
+    from holdfast.train.open_run import open_run
 
-    config = read_config(config_path, sets)
+    config = open_run(config_path, sets)
     if check:
         _check(config, nproc)
         return
@@ -69,7 +72,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     if nproc is not None and nproc > 1:
         from holdfast.train.launch import run_local_ranks
 
-        check_run(config, nproc)
+        _checked(config, nproc)
         overrides = [part for assignment in sets for part in ("--set", assignment)]
         code = run_local_ranks(nproc, ["train", config_path, *overrides, *(["--json"] if as_json else [])])
         if code:
@@ -78,26 +81,45 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
         _train(config, as_json)
 
 
-def _check(config: RunConfig, nproc: int | None) -> None:
+def _check(config: AnyConfig, nproc: int | None) -> None:
     """Check everything that can fail before ranks start, and print the layout and batch sizes."""
-    from holdfast.train.config import check_run
-
-    batches = check_run(config, nproc or config.layout.world)
+    batches = _checked(config, nproc or config.layout.world)
     click.echo(f"{config.model.family} on {config.layout}: {config.layout.world} ranks")
-    click.echo(
+    click.echo(batches)
+
+
+def _checked(config: AnyConfig, world: int) -> str:
+    """Check the config on this number of ranks, and describe its batches."""
+    from holdfast.train.config import RunConfig, check_run
+
+    if not isinstance(config, RunConfig):
+        config.check(world)
+        return config.describe()
+    batches = check_run(config, world)
+    return (
         f"global batch {batches.global_batch} = micro batch {batches.micro_batch} x accumulation "
         f"{batches.accumulation} x data parallel {batches.data_parallel}"
     )
 
 
-def _train(config: RunConfig, as_json: bool) -> None:
-    from holdfast.train.config import check_run
+def _make_trainer(config: AnyConfig, device: Any) -> TrainingRun:
+    from holdfast.train.config import RunConfig
+
+    if isinstance(config, RunConfig):
+        from holdfast.train.loop import Trainer
+
+        return Trainer(config, device)
+    from holdfast.train.embedding.trainer import EmbeddingTrainer
+
+    return EmbeddingTrainer(config, device)
+
+
+def _train(config: AnyConfig, as_json: bool) -> None:
     from holdfast.train.launch import is_rank, pick_device, process_group
-    from holdfast.train.loop import Trainer
 
     if not is_rank() and config.layout.world > 1:
         world = config.layout.world
-        check_run(config, world)  # errors that do not depend on the number of ranks come first
+        _checked(config, world)  # errors that do not depend on the number of ranks come first
         raise InvalidArgument(
             f"layout {config.layout} needs {world} ranks, but this is a single process; use --nproc {world} or torchrun"
         )
@@ -106,7 +128,7 @@ def _train(config: RunConfig, as_json: bool) -> None:
     warnings.filterwarnings("ignore", module="torch")
     device = pick_device(config.train.device)
     with process_group(device):
-        trainer = Trainer(config, device)
+        trainer = _make_trainer(config, device)
         if trainer.is_first and not as_json:
             click.echo(f"{config.model.family} on {config.layout}, {device.type}: {config.train.folder}")
         if not trainer.is_first:
@@ -154,6 +176,9 @@ def _print_notice(name: str, step: int, values: Mapping[str, Any]) -> None:
 def _notice(name: str, step: int, values: Mapping[str, Any]) -> str:
     """Return a line about an evaluation or a save, "" for other events."""
     if name == "evaluated":
+        if "loss" not in values:
+            measures = ", ".join(f"{measure} {value:.4f}" for measure, value in values.items())
+            return f"step {step}  evaluation {measures}"
         average = f", of the average {values['ema_loss']:.4f}" if "ema_loss" in values else ""
         return f"step {step}  evaluation loss {values['loss']:.4f}{average}"
     if name == "save":
@@ -166,7 +191,7 @@ def _notice(name: str, step: int, values: Mapping[str, Any]) -> str:
     return ""
 
 
-def _with_bar(config: RunConfig, trainer: Trainer) -> RunResult:
+def _with_bar(config: AnyConfig, trainer: TrainingRun) -> RunResult:
     from rich import progress as rich
 
     columns = (rich.TextColumn("step"), rich.MofNCompleteColumn(), rich.BarColumn())
@@ -185,7 +210,7 @@ def _with_bar(config: RunConfig, trainer: Trainer) -> RunResult:
         return trainer.run(watch)
 
 
-def _print_outcome(config: RunConfig, outcome: RunResult) -> None:
+def _print_outcome(config: AnyConfig, outcome: RunResult) -> None:
     steps, folder = config.train.steps, config.train.folder
     if outcome.resumed_from >= steps:
         click.echo(f"nothing to do: {folder} is already at step {outcome.resumed_from}, train.steps={steps}")

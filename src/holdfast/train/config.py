@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.train.batch import Batches, derive_batches
@@ -95,11 +96,16 @@ def parse_config(text: str, sets: Iterable[str] = (), where: str = "the config")
 
 def read_config(path: str | Path, sets: Iterable[str] = ()) -> RunConfig:
     """Read a config from a TOML file; raises NotFound, or InvalidArgument with a suggestion."""
+    return build(RunConfig, read_tables(path, sets), "")
+
+
+def read_tables(path: str | Path, sets: Iterable[str] = ()) -> dict[str, Any]:
+    """Read the tables of a TOML file, with "section.key=value" assignments applied; raises NotFound."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound(f"{path}: cannot read the config: {error}") from None
-    return parse_config(text, sets, str(path))
+    return apply_sets(read_toml(text, str(path)), sets)
 
 
 def plan_batches(config: RunConfig) -> Batches:

@@ -84,18 +84,36 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgument(f"{where} = {value!r}: it must be a finite number")
     for option in options:
+        found = _collected(value, option, where)
+        if found is not None:
+            return found
         if dataclasses.is_dataclass(option) and isinstance(option, type):
             return build(option, value, where)
         if option is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
             return value
-    expected = " or ".join(_TYPE_NAMES.get(option, str(option)) for option in options if option is not types.NoneType)
+    expected = " or ".join(_type_name(option) for option in options if option is not types.NoneType)
     raise InvalidArgument(f"{where} = {value!r}: it must be {expected}")
 
 
+def _collected(value: Any, hint: Any, where: str) -> Any:
+    """Return a checked array for `tuple[X, ...]`, or table for `Mapping[str, X]`; None if it is neither."""
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_checked(item, of[0], f"{where}[{number}]") for number, item in enumerate(value))
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: _checked(item, of[1], f"{where}.{key}") for key, item in value.items()}
+    return None
+
+
+def _type_name(hint: Any) -> str:
+    names = {tuple: "an array", Mapping: "a table"}
+    return _TYPE_NAMES.get(hint, names.get(typing.get_origin(hint), str(hint)))
+
+
 def write_toml(tables: Mapping[str, Any]) -> str:
-    """Write sections of plain values as TOML; None values are omitted."""
+    """Write sections of values as TOML; None values are omitted, tables within sections are written inline."""
     lines = []
     for section, table in tables.items():
         lines.append(f"[{section}]")
@@ -105,6 +123,11 @@ def write_toml(tables: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = [f"{_written(key)} = {_written(item)}" for key, item in value.items() if item is not None]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value) if isinstance(value, bool) else repr(value)

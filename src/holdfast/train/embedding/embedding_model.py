@@ -40,10 +40,10 @@ class EmbeddingModel(nn.Module):
         settings.check_width(self.width)
         if isinstance(encoder, Decoder):
             _check_decoder(encoder)
-            encoder.config.extra = _config_extra(settings)
+            encoder.config.extra = config_extra(settings)
         else:
             config: Any = encoder.config
-            for name, value in _config_extra(settings).items():
+            for name, value in config_extra(settings).items():
                 setattr(config, name, value)
 
     @property
@@ -144,7 +144,7 @@ def _drops(encoder: Any) -> bool:
     return bool(encoder.config.model.drops)
 
 
-def _config_extra(settings: EmbeddingSettings) -> dict[str, Any]:
+def config_extra(settings: EmbeddingSettings) -> dict[str, Any]:
     """Return what transformers and servers find in config.json beside the decoder's sizes."""
     extra: dict[str, Any] = {} if settings.causal else {"is_causal": False}
     return extra | ({"matryoshka_dimensions": list(settings.dims)} if settings.dims else {})

@@ -113,6 +113,14 @@ class GradCache:
         share = passes.on_every_rank(lambda: self._share(parts, embeddings, len(columns), extras).detach())
         return share if self._group is None else _sum(share, self._group)
 
+    @torch.no_grad()
+    def encode(self, column: Any) -> torch.Tensor:
+        """Return the embeddings of one column without gradients, the same on all stages of a pipeline. Collective."""
+        _, inputs = self._micro_batches([column], training=False)
+        _, passes = self._passes(None)
+        embeddings = passes.forward(inputs)
+        return passes.on_every_rank(lambda: torch.cat(embeddings))
+
     def _micro_batches(self, columns: Sequence[Any], *, training: bool) -> tuple[list[_Part], list[Any]]:
         """Divide the columns into parts; return those with their inputs."""
         missing = [number for number, column in enumerate(columns) if not row_count(column)]

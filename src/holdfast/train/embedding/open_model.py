@@ -53,22 +53,22 @@ def open_embedding_model(
     if config is None:
         raise NotFound(f"{folder} has no config.json, which says what model the tensors are of")
     if config.get("model_type") in FAMILIES:
-        tokenizer = _tokenizer(folder)
+        tokenizer = open_tokenizer(folder)
         model = ModelConfig.from_hf(config, **changes)
         decoder = _open_decoder(folder, model, checkpoint.keys("model"), device, compute_dtype, recompute)
-        return EmbeddingModel(decoder, _limited(settings, tokenizer, model.max_position_embeddings), tokenizer)
+        return EmbeddingModel(decoder, with_limit(settings, tokenizer, model.max_position_embeddings), tokenizer)
     options = {"recompute": recompute, "compute_dtype": compute_dtype != torch.float32}
     refused = [*changes, *(name for name, given in options.items() if given)]
     if refused:
         raise InvalidArgument(f"{', '.join(refused)}: only decoders of {', '.join(FAMILIES)} take this")
     from transformers import AutoModel
 
-    tokenizer = _tokenizer(folder)
+    tokenizer = open_tokenizer(folder)
     loaded: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, **_LOCAL)
     encoder = loaded.to(device)
     encoder.config.use_cache = False
     positions = getattr(encoder.config, "max_position_embeddings", None)
-    return EmbeddingModel(encoder, _limited(settings, tokenizer, positions), tokenizer)
+    return EmbeddingModel(encoder, with_limit(settings, tokenizer, positions), tokenizer)
 
 
 def _open_decoder(
@@ -94,13 +94,14 @@ def body_mapping(decoder: Decoder, keys: list[str]) -> str | None:
     return "\n".join([*lines, f"{_HEAD} -> _"] if _HEAD in keys else lines)
 
 
-def _tokenizer(folder: Path) -> Any:
+def open_tokenizer(folder: Path) -> Any:
+    """Open the tokenizer of a folder with transformers; nothing is downloaded."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, **_LOCAL)
 
 
-def _limited(settings: EmbeddingSettings, tokenizer: Any, positions: int | None) -> EmbeddingSettings:
+def with_limit(settings: EmbeddingSettings, tokenizer: Any, positions: int | None) -> EmbeddingSettings:
     """Return the settings with the tokenizer's or the model's limit of tokens, if they have none."""
     if settings.max_length is not None:
         return settings

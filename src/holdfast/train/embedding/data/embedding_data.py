@@ -84,6 +84,13 @@ class EmbeddingData:
         """The number of rows that wait for a batch without their texts."""
         return sum(stream.waiting for stream in self._streams)
 
+    def require(self, *, labels: bool = False, scores: bool = False) -> None:
+        """Raise InvalidArgument if the rows of a set lack what a loss needs."""
+        for each in self._sets:
+            for name, needed, has in (("label", labels, each.has_labels), ("scores", scores, each.has_scores)):
+                if needed and not has:
+                    raise InvalidArgument(f"{each.files}: the rows have no {name!r}, which the loss needs")
+
     def epochs(self) -> dict[str, float]:
         """Return how often each set was gone through."""
         each = zip(self._sets, self._streams, self._orders, strict=True)

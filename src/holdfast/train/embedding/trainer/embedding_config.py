@@ -1,0 +1,141 @@
+"""`EmbeddingConfig`, the whole config of an embedding run: read from TOML, model sizes taken from a folder if given."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.api import open_checkpoint
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
+from holdfast.train.checkpoints import CheckpointConfig
+from holdfast.train.config import EmaConfig, TrainConfig
+from holdfast.train.embedding.embedding_settings import EmbeddingSettings
+from holdfast.train.embedding.sentence_files import MODULES
+from holdfast.train.embedding.sentence_folder import read_sentence_folder
+from holdfast.train.embedding.trainer.data_settings import EmbeddingDataConfig, EvaluationConfig
+from holdfast.train.embedding.trainer.loss_settings import LossConfig
+from holdfast.train.layout import Layout
+from holdfast.train.models.model_config import ModelConfig
+from holdfast.train.optimizer_settings import OptimizerConfig
+from holdfast.train.schedule import ScheduleConfig
+from holdfast.train.settings import build, refuse_unknown, write_toml
+
+_MICRO_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTrainConfig(TrainConfig):
+    """The training loop. `global_batch` rows are compared with each other; they need not divide evenly over ranks.
+
+    `micro_batch` texts are encoded at once, or texts with `micro_tokens` tokens.
+    """
+
+    micro_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)  # super() does not find the class that slots=True makes
+        for name in ("global_batch", "micro_batch", "micro_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgument(f"train.{name}={value} must be at least 1")
+        if self.global_batch is None:
+            raise InvalidArgument("train.global_batch is missing: the rows that the loss compares with each other")
+        if self.accumulation is not None:
+            raise InvalidArgument(
+                "train.accumulation: the loss of an embedding model is that of the whole global batch, and memory "
+                "follows train.micro_batch; leave accumulation out"
+            )
+        if self.micro_batch is not None and self.micro_tokens is not None:
+            raise InvalidArgument("train.micro_batch and train.micro_tokens: give one of them")
+
+    @property
+    def rows_at_once(self) -> int:
+        """The rows of a micro batch; of no use with `micro_tokens`."""
+        return self.micro_batch or _MICRO_BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingConfig:
+    """The whole config of an embedding run."""
+
+    model: ModelConfig
+    data: EmbeddingDataConfig
+    train: EmbeddingTrainConfig
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    loss: LossConfig = field(default_factory=LossConfig)
+    layout: Layout = field(default_factory=Layout)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+
+    def to_toml(self) -> str:
+        """Return the whole config as TOML, including defaults and the sizes that were taken from a folder."""
+        return write_toml(dataclasses.asdict(self))
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer."""
+        return Path(self.data.tokenizer or weights_folder(self.train.start_from))
+
+    def describe(self) -> str:
+        """Return a line about the batches."""
+        train, ranks = self.train, self.layout.dp
+        assert train.global_batch is not None
+        least, most = train.global_batch // ranks, -(-train.global_batch // ranks)
+        rows = str(least) if least == most else f"{least} or {most}"
+        at_once = f"{train.rows_at_once} texts" if train.micro_tokens is None else f"{train.micro_tokens} tokens"
+        return f"global batch {train.global_batch} = {rows} rows x data parallel {ranks}, encoded {at_once} at a time"
+
+    def check(self, world: int) -> None:
+        """Raise InvalidArgument if the run is not valid on `world` ranks."""
+        self.layout.check(world, self.model)
+        if self.model.traits.experts:
+            raise Unsupported(f"embedding models of the family {self.model.family!r}: decoders with experts")
+        self.embedding.check_width(self.model.hidden_size)
+        self.loss.make(self.embedding.dims)
+        rows = self.train.global_batch or 0
+        if rows < self.layout.dp:
+            raise InvalidArgument(f"train.global_batch={rows} leaves some of {self.layout.dp} ranks without a row")
+        if self.layout.pp > 1 and self.train.micro_tokens is not None:
+            raise InvalidArgument("micro batches of a pipeline have one shape: use train.micro_batch, not micro_tokens")
+        if self.train.evaluate_every and not self.evaluation.sets:
+            raise InvalidArgument(
+                f"train.evaluate_every={self.train.evaluate_every}, but there are no evaluation.sets: add one, or set "
+                "evaluate_every=0"
+            )
+
+
+def parse_embedding_config(tables: dict[str, Any]) -> EmbeddingConfig:
+    """Build the config from its tables. Without sizes in [model], it is the model of `train.start_from`.
+
+    A folder of sentence-transformers there also gives the settings of [embedding] that are left out.
+    """
+    refuse_unknown(tables, [field.name for field in dataclasses.fields(EmbeddingConfig)], "")
+    start, model = tables.get("train", {}).get("start_from", ""), tables.get("model", {})
+    if not start:
+        if not tables.get("data", {}).get("tokenizer"):
+            raise InvalidArgument("data.tokenizer is missing: a folder with a tokenizer, or train.start_from with both")
+        return build(EmbeddingConfig, tables, "")
+    if "vocab_size" not in model:
+        config = open_checkpoint(weights_folder(start)).config()
+        if config is None:
+            raise NotFound(f"train.start_from={start} has no config.json: give the sizes of the model in [model]")
+        refuse_unknown(model, [field.name for field in dataclasses.fields(ModelConfig)], "model")
+        tables = {**tables, "model": dataclasses.asdict(ModelConfig.from_hf(config, **model))}
+    if (Path(start) / MODULES).exists():
+        found = dataclasses.asdict(read_sentence_folder(start).settings)
+        tables = {**tables, "embedding": {**_without_none(found), **tables.get("embedding", {})}}
+    return build(EmbeddingConfig, tables, "")
+
+
+def weights_folder(start: str) -> str:
+    """Return the folder with the tensors and the tokenizer of a start: those of sentence-transformers may be inside."""
+    return str(read_sentence_folder(start).encoder) if (Path(start) / MODULES).exists() else start
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

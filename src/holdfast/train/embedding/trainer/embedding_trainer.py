@@ -1,0 +1,182 @@
+"""`EmbeddingTrainer`: trains, evaluates, saves and resumes an embedding model on every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast.api import load, open_checkpoint
+from holdfast.core.errors import InvalidArgument, Mismatch
+from holdfast.train.embedding.data import TextBatch
+from holdfast.train.embedding.embedding_model import config_extra
+from holdfast.train.embedding.embedding_settings import EmbeddingSettings
+from holdfast.train.embedding.evaluation import RetrievalSet, evaluate_retrieval, evaluate_similarity
+from holdfast.train.embedding.grad_cache import GradCache
+from holdfast.train.embedding.losses import InfoNCE, Matryoshka
+from holdfast.train.embedding.micro_batches import MASK
+from holdfast.train.embedding.open_model import body_mapping, open_tokenizer, with_limit
+from holdfast.train.embedding.replica_encoder import ReplicaEncoder
+from holdfast.train.embedding.sentence_files import sentence_files, tokenizer_files
+from holdfast.train.embedding.text_inputs import TextInputs
+from holdfast.train.embedding.trainer.data_settings import HeldOut
+from holdfast.train.embedding.trainer.embedding_config import EmbeddingConfig, weights_folder
+from holdfast.train.embedding.trainer.text_columns import Pooling, TextColumns
+from holdfast.train.model_settings import check_same_model
+from holdfast.train.models.decoder import Decoder
+from holdfast.train.parallel.parallel_model import build
+from holdfast.train.training_run import BatchLoss, TrainingRun
+
+_VECTORS = ("pooling", "causal", "include_prompt", "normalize", "prompts", "default_prompt", "max_length")
+
+
+class EmbeddingTrainer(TrainingRun):
+    """One rank's part of a run that trains an embedding model: `run` trains to the last step, or resumes.
+
+    Every rank creates one with the same config; the methods are collective. Each saved step is a checkpoint of the
+    whole run and a folder of sentence-transformers.
+
+    Args:
+        config: The settings of the run, as `open_run` reads them from a TOML file.
+        device: Where this rank trains.
+
+    Raises InvalidArgument for an invalid layout, and for rows that cannot be trained on, before anything is written.
+    """
+
+    def __init__(self, config: EmbeddingConfig, device: torch.device | str = "cpu") -> None:
+        self.config = config
+        train = config.train
+        config.check(dist.get_world_size() if dist.is_initialized() else 1)
+        tokenizer = open_tokenizer(config.tokenizer)
+        _check_vocabulary(len(tokenizer), config)
+        self.settings = with_limit(config.embedding, tokenizer, config.model.max_position_embeddings)
+        self.data = config.data.open(train.global_batch or 0)
+        self.data.require(labels=config.loss.kind == "cosent", scores=config.loss.kind in ("margin_mse", "kl"))
+        self._held_out = config.evaluation.open()
+        dtype = getattr(torch, train.dtype)
+        replica = build(config.model, config.layout, device, dtype, train.seed, recompute=train.recompute, head=False)
+        replica.module.config.extra = replica.module.model.config.extra = config_extra(self.settings)
+        super().__init__(config, replica, replica.module.model, self.data)
+        self.loss = config.loss.make(self.settings.dims).to(replica.device)
+        if parameters := list(self.loss.parameters()):
+            self.optimizer.add_param_group({"params": parameters, "weight_decay": 0.0})
+        self._group, self.cache = self._open_cache()
+        self._columns = TextColumns(
+            TextInputs(tokenizer, self.settings), replica.device, train.seed if config.model.drops else None
+        )
+        self._step_files = sentence_files(self.settings, config.model.hidden_size) | tokenizer_files(tokenizer)
+
+    def _open_cache(self) -> tuple[dist.ProcessGroup | None, GradCache]:
+        settings, train = self.settings, self.config.train
+        pooling = Pooling(settings.pooling, include_prompt=settings.include_prompt, normalize=settings.normalize)
+        encoder = ReplicaEncoder(self.replica, pooling, causal=settings.causal)
+        return encoder.group, GradCache(
+            encoder, self.loss, micro_batch=train.rows_at_once, micro_tokens=train.micro_tokens, trim=True
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything a resumed run needs, as a state to save."""
+        state = {**super().state(), "vectors": VectorIdentity(self.settings)}
+        return {**state, "loss": self.loss} if list(self.loss.parameters()) else state
+
+    def _gradients(self, step: int) -> BatchLoss:
+        rank, ranks = self.replica.meshes.dp_rank, self.config.layout.dp
+        batch = self.data.batch(rank, ranks)
+        first = self.data.consumed_samples + rank * self.data.global_batch // ranks
+        columns = self._columns.batch(batch.columns, step, first)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.cache.step(columns, **self._extras(batch))
+        more: dict[str, Any] = {"set": batch.name}
+        if self._learned is not None:
+            more["temperature"] = self._learned.temperature
+        return BatchLoss(float(loss), self._tokens(columns), more)
+
+    def _extras(self, batch: TextBatch) -> dict[str, Any]:
+        """Return what the loss is given beside the embeddings."""
+        given = {"infonce": ("texts", batch.texts), "cosent": ("labels", batch.labels)}
+        name, values = given.get(self.config.loss.kind, ("scores", batch.scores))
+        assert values is not None  # require has checked the sets
+        return {name: values.to(self.replica.device)}
+
+    @property
+    def _learned(self) -> InfoNCE | None:
+        """The loss whose temperature is trained, if it is."""
+        loss = self.loss.loss if isinstance(self.loss, Matryoshka) else self.loss
+        return loss if isinstance(loss, InfoNCE) and loss.log_scale is not None else None
+
+    def _tokens(self, columns: list[dict[str, torch.Tensor]]) -> int:
+        """Return the tokens of the global batch."""
+        tokens = torch.stack([column[MASK].sum() for column in columns]).sum()
+        if self._group is not None:
+            dist.all_reduce(tokens, group=self._group)
+        return int(tokens)
+
+    def _advance(self) -> None:
+        self.data.advance()
+
+    def _files(self) -> Mapping[str, bytes]:
+        return self._step_files
+
+    def _load_weights(self, path: str) -> None:
+        """Load initial weights from a checkpoint of any layout, format or dtype, with a head or without one."""
+        path = weights_folder(path)
+        check_same_model(path, self.config.model)
+        with torch.device("meta"):
+            whole = Decoder(self.config.model, head=False)
+        mapping = body_mapping(whole, open_checkpoint(path).keys("model"))
+        load(path, {"model": self.replica.module.model}, mapping=mapping, mesh=self.replica.meshes.dense, cast=True)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the measures of every held-out set, named "set/measure"."""
+        found: dict[str, float] = {}
+        for name, held_out in self._held_out.items():
+            found |= {f"{name}/{measure}": value for measure, value in self._evaluate(held_out).items()}
+        return found
+
+    def _evaluate(self, held_out: HeldOut) -> dict[str, float]:
+        config, similarity = self.config.evaluation, self.settings.similarity
+        options: Any = {
+            "batch": config.batch,
+            "similarity": "dot" if similarity == "dot" else "cosine",
+            "group": self._group,
+        }
+        if isinstance(held_out, RetrievalSet):
+            return evaluate_retrieval(held_out, self._encode, recall_at=config.recall_at, **options)
+        return evaluate_similarity(held_out, self._encode, **options)
+
+    def _encode(self, texts: list[str], side: str) -> torch.Tensor:
+        return self.cache.encode(self._columns.side(texts, side))
+
+    def _measures(self) -> dict[str, Any] | None:
+        return self.evaluate() or None
+
+
+class VectorIdentity:
+    """The settings by which vectors are made: saved with the run, and checked when it resumes."""
+
+    def __init__(self, settings: EmbeddingSettings) -> None:
+        values = dataclasses.asdict(settings)
+        self._settings = {name: values[name] for name in _VECTORS}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._settings)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise Mismatch if any setting differs."""
+        differing = [name for name, mine in self._settings.items() if state.get(name) != mine]
+        if differing:
+            differences = ", ".join(f"{name}={state.get(name)!r}, not {self._settings[name]!r}" for name in differing)
+            raise Mismatch(
+                f"the checkpoint's embedding has {differences}: the same weights would make other vectors; set "
+                "[embedding] to match"
+            )
+
+
+def _check_vocabulary(tokens: int, config: EmbeddingConfig) -> None:
+    if tokens > config.model.vocab_size:
+        raise InvalidArgument(
+            f"the tokenizer of {config.tokenizer} has {tokens} tokens, but model.vocab_size={config.model.vocab_size}"
+        )

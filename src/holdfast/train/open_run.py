@@ -1,0 +1,30 @@
+"""From a TOML file to a run: a config with an [embedding] section trains an embedding model, any other one text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.core.torch_needed import require_torch
+from holdfast.train.config import RunConfig, read_tables
+from holdfast.train.settings import build
+
+if TYPE_CHECKING:
+    from holdfast.train.embedding.trainer.embedding_config import EmbeddingConfig
+
+KIND = "embedding"  # the section that makes a run one of an embedding model
+
+
+def open_run(path: str | Path, sets: Iterable[str] = ()) -> RunConfig | EmbeddingConfig:
+    """Read the config of a run, for `Trainer` or `EmbeddingTrainer`; "section.key=value" in `sets` override it.
+
+    Raises NotFound, or InvalidArgument with a suggestion.
+    """
+    tables = read_tables(path, sets)
+    if KIND not in tables:
+        return build(RunConfig, tables, "")
+    require_torch("training an embedding model")
+    from holdfast.train.embedding.trainer.embedding_config import parse_embedding_config
+
+    return parse_embedding_config(tables)
