@@ -191,6 +191,16 @@ def embedding_model() -> Iterator[Names]:
 
 
 @contextmanager
+def embedding_run() -> Iterator[Names]:
+    """Give the config of a small embedding run, with its data."""
+    from tests.dist.embedding_cases import config, write_data
+
+    written = config(Path("runs/embedding"), write_data(Path("data")), train__steps=3).to_toml()
+    Path("embedding.toml").write_text(written.replace('name" = "lists"', 'name" = "questions"'))
+    yield {}
+
+
+@contextmanager
 def llama_config() -> Iterator[Names]:
     """Give the config of a model with 8 billion parameters."""
     sizes: Names = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
@@ -344,6 +354,7 @@ SETUPS: dict[str, Callable[[], Any]] = {
     "adapter files": adapter_files,
     "models": models,
     "embedding model": embedding_model,
+    "embedding run": embedding_run,
     "llama config": llama_config,
     "tokens": tokens,
     "accelerate": accelerate,

@@ -21,7 +21,7 @@ num_key_value_heads = 2
 """
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.toml")))
+@pytest.mark.parametrize("name", ["dense-tiny.toml", "moe-tiny.toml"])
 def test_examples_are_good_and_survive_being_written(name: str):
     config = read_config(EXAMPLES / name)
     config.layout.check(config.layout.world, config.model)

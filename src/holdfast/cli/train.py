@@ -41,6 +41,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     holdfast train examples/dense-tiny.toml
     holdfast train examples/moe-tiny.toml --nproc 4
     holdfast train examples/moe-tiny.toml --nproc 4 --set layout.ep=1 --set layout.dp_shard=2 --set layout.tp=2
+    holdfast train examples/embedding-tiny.toml              an embedding model
     torchrun --nnodes 2 --nproc-per-node 8 -m holdfast train big.toml      on two machines
 
     The config has one section per component. All sections except [model] are optional:
@@ -55,6 +56,16 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
     [train]       folder, steps, global_batch, micro_batch, accumulation, seed, dtype, evaluate_every, start_from
     [checkpoint]  every_steps, every_seconds, keep_last, keep_every, model_dtype
     [ema]         decay, every, device
+
+    A config with a section [embedding] trains an embedding model. These sections differ then:
+
+    \b
+    [embedding]   pooling, causal, normalize, prompts, include_prompt, max_length, dims (Matryoshka)
+    [loss]        kind (infonce, cosent, margin_mse, kl), temperature, learned, directions, joint, margin
+    [data]        tokenizer (a folder), seed; [[data.sets]]: files (.jsonl, .parquet), weight, negatives
+    [train]       global_batch: rows that are compared; micro_batch or micro_tokens: encoded at once;
+                  start_from: also gives sizes, tokenizer and [embedding] where these are left out
+    [evaluation]  batch, recall_at; [[evaluation.sets]]: name, kind (retrieval, similarity), rows
 
     The layout may change between starts. Weights, optimizer, average and position in the data are
     resharded. The run's folder gets config.toml, metrics.jsonl, curve.png and checkpoints/, which

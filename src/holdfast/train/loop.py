@@ -27,6 +27,8 @@ __all__ = ["Progress", "RunResult", "Trainer", "Watcher"]
 class Trainer(TrainingRun):
     """One rank's part of a run. Every rank creates one with the same config; the methods are collective."""
 
+    position: Position
+
     def __init__(self, config: RunConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
         train, layout = config.train, config.layout

@@ -150,6 +150,20 @@ def plot_metrics(metrics: Path, picture: Path, title: str = "loss") -> None:
     saves = stalls(events)
     resumed = [(event["step"], "resumed") for event in events if event["event"] == "resumed"]
     draw_run(picture, [curve, *([Curve("evaluation", tested)] if tested else [])], saves, resumed, title)
+    if measured := measure_curves(events):
+        draw_run(picture.with_stem(f"{picture.stem}-measures"), measured, saves, resumed, "measures on held-out sets")
+
+
+def measure_curves(events: Sequence[dict[str, Any]]) -> list[Curve]:
+    """Return a curve for the first measure of each held-out set: its values are named "set/measure"."""
+    points: dict[str, dict[int, float]] = {}
+    chosen: dict[str, str] = {}
+    for event in events:
+        for name, value in event.items():
+            held_out, slash, _ = name.partition("/")
+            if event["event"] == "evaluated" and slash and chosen.setdefault(held_out, name) == name:
+                points.setdefault(name, {})[event["step"]] = math.nan if value is None else value
+    return [Curve(name, sorted(each.items())) for name, each in points.items()]
 
 
 def stalls(events: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:

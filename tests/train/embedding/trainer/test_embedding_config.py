@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +29,13 @@ def test_the_section_embedding_makes_it_an_embedding_model(tmp_path: Path) -> No
 
 def test_the_example_has_data_that_its_script_writes(tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("embedding_tiny_data", EXAMPLES / "embedding_tiny_data.py")
-    script = importlib.util.module_from_spec(spec)
+    assert spec is not None and spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     script.write_data(tmp_path / "data")
     text = (EXAMPLES / "embedding-tiny.toml").read_text().replace(script.FOLDER, str(tmp_path / "data"))
     (tmp_path / "example.toml").write_text(text)
-    found = open_run(tmp_path / "example.toml")
+    found: Any = open_run(tmp_path / "example.toml")
     assert found.data.open(found.train.global_batch).batch().columns[0]
     assert {name: len(each.open().queries) for name, each in zip("a", found.evaluation.sets)} == {"a": script.HELD_OUT}
 
@@ -54,7 +56,7 @@ def test_the_example_has_data_that_its_script_writes(tmp_path: Path) -> None:
         ({"evaluation__sets": '[{name = "a", rows = "b", kind = "sts"}]'}, "choose retrieval or similarity"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, sets: dict[str, object], message: str) -> None:
+def test_mistakes_are_named(tmp_path: Path, sets: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         found = config(tmp_path, tmp_path, **sets)
         found.check(1)
@@ -71,7 +73,7 @@ def test_mistakes_are_named(tmp_path: Path, sets: dict[str, object], message: st
     ],
 )
 def test_a_layout_that_cannot_run_is_refused(
-    tmp_path: Path, layout: dict[str, int], sets: dict[str, object], message: str
+    tmp_path: Path, layout: dict[str, Any], sets: dict[str, Any], message: str
 ) -> None:
     found = config(tmp_path, tmp_path, layout, **sets)
     with pytest.raises(InvalidArgument, match=message):
@@ -80,7 +82,7 @@ def test_a_layout_that_cannot_run_is_refused(
 
 def test_decoders_with_experts_are_refused(tmp_path: Path) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    sets = {f"model__{name}": value for name, value in experts.items()}
+    sets: dict[str, Any] = {f"model__{name}": value for name, value in experts.items()}
     with pytest.raises(Unsupported, match="experts"):
         config(tmp_path, tmp_path, model__family="qwen3_moe", **sets).check(1)
 

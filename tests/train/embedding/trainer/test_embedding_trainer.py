@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.dist.embedding_cases import config, write_data
 from tests.train.embedding.tiny_models import TEXTS, largest_distance
 
 NEAR = 1e-6
-SHORT = {"train__steps": 2, "checkpoint__every_steps": 1, "train__micro_batch": 16}
+SHORT: dict[str, Any] = {"train__steps": 2, "checkpoint__every_steps": 1, "train__micro_batch": 16}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_bad_rows_are_named_before_anything_is_written(
         ({"train__global_batch": 1}, "use a larger batch"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(data: Path, tmp_path: Path, sets: dict[str, object], message: str) -> None:
+def test_what_cannot_be_trained_is_refused(data: Path, tmp_path: Path, sets: dict[str, Any], message: str) -> None:
     given = {name: value for name, value in sets.items() if name != "loss"}
     settings = config(tmp_path / "run", data, **given)
     if "loss" in sets:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from holdfast.api import load, open_checkpoint
 from holdfast.core.errors import InvalidArgument, Mismatch
-from holdfast.train.embedding.data import TextBatch
+from holdfast.train.embedding.data import EmbeddingData, TextBatch
 from holdfast.train.embedding.embedding_model import config_extra
 from holdfast.train.embedding.embedding_settings import EmbeddingSettings
 from holdfast.train.embedding.evaluation import RetrievalSet, evaluate_retrieval, evaluate_similarity
@@ -46,6 +46,8 @@ class EmbeddingTrainer(TrainingRun):
     Raises InvalidArgument for an invalid layout, and for rows that cannot be trained on, before anything is written.
     """
 
+    position: EmbeddingData
+
     def __init__(self, config: EmbeddingConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
         train = config.train
@@ -53,13 +55,13 @@ class EmbeddingTrainer(TrainingRun):
         tokenizer = open_tokenizer(config.tokenizer)
         _check_vocabulary(len(tokenizer), config)
         self.settings = with_limit(config.embedding, tokenizer, config.model.max_position_embeddings)
-        self.data = config.data.open(train.global_batch or 0)
-        self.data.require(labels=config.loss.kind == "cosent", scores=config.loss.kind in ("margin_mse", "kl"))
+        data = config.data.open(train.global_batch or 0)
+        data.require(labels=config.loss.kind == "cosent", scores=config.loss.kind in ("margin_mse", "kl"))
         self._held_out = config.evaluation.open()
         dtype = getattr(torch, train.dtype)
         replica = build(config.model, config.layout, device, dtype, train.seed, recompute=train.recompute, head=False)
         replica.module.config.extra = replica.module.model.config.extra = config_extra(self.settings)
-        super().__init__(config, replica, replica.module.model, self.data)
+        super().__init__(config, replica, replica.module.model, data)
         self.loss = config.loss.make(self.settings.dims).to(replica.device)
         if parameters := list(self.loss.parameters()):
             self.optimizer.add_param_group({"params": parameters, "weight_decay": 0.0})
@@ -84,8 +86,8 @@ class EmbeddingTrainer(TrainingRun):
 
     def _gradients(self, step: int) -> BatchLoss:
         rank, ranks = self.replica.meshes.dp_rank, self.config.layout.dp
-        batch = self.data.batch(rank, ranks)
-        first = self.data.consumed_samples + rank * self.data.global_batch // ranks
+        batch = self.position.batch(rank, ranks)
+        first = self.position.consumed_samples + rank * self.position.global_batch // ranks
         columns = self._columns.batch(batch.columns, step, first)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.cache.step(columns, **self._extras(batch))
@@ -115,7 +117,7 @@ class EmbeddingTrainer(TrainingRun):
         return int(tokens)
 
     def _advance(self) -> None:
-        self.data.advance()
+        self.position.advance()
 
     def _files(self) -> Mapping[str, bytes]:
         return self._step_files
