@@ -63,7 +63,7 @@ warmup_steps = 3
 folder = "{folder}"
 steps = 20
 global_batch = 11
-micro_batch = 4
+micro_batch = 6
 [checkpoint]
 every_steps = 9
 keep_last = 0
@@ -136,11 +136,11 @@ def train_until_killed(settings: EmbeddingConfig, hold_at: int) -> None:
             return
         seen += 1
         staged = trainer.replica.pipeline is not None
-        if seen == (1 if staged else 3):
+        if seen == (1 if staged else 2):
             while not published.exists():  # the parent's deadline ends it
                 time.sleep(0.01)
             tell_parent("held")
-        if seen == 3:
+        if seen == 2:
             time.sleep(600)
 
     first = next(module for module in trainer.replica.module.modules() if isinstance(module, DecoderBlock))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.train.metrics import Metrics
-from holdfast.train.plot import _COLOURS, _SAVE, Curve, draw_run, plot_metrics, stalls, ticks
+from holdfast.train.metrics import Metrics, read_metrics
+from holdfast.train.plot import _COLOURS, _SAVE, Curve, draw_run, measure_curves, plot_metrics, stalls, ticks
 from holdfast.train.png import _LETTERS, Canvas
 
 
@@ -121,3 +122,19 @@ def test_a_label_is_crossed_by_no_line_and_stays_inside(tmp_path: Path):
 def test_a_step_that_was_saved_again_is_one_save():
     events = [{"event": "save", "step": step, "stall_ms": ms} for step, ms in [(20, 3.0), (40, 5.0), (40, 7.0)]]
     assert stalls([*events, {"event": "resumed", "step": 20}]) == [(20, 3.0), (40, 7.0)]
+
+
+def test_measures_of_held_out_sets_get_a_picture_with_the_first_of_each(tmp_path: Path):
+    metrics = Metrics(tmp_path / "m.jsonl")
+    for step, ndcg, rank in [(1, 0.5, 0.25), (2, 0.75, math.nan), (2, 0.875, 0.5)]:
+        metrics.step(step, loss=1.0)
+        metrics.event("evaluated", step, **{"a/ndcg@10": ndcg, "a/mrr@10": 0.0, "b/spearman": rank})
+    metrics.close()
+    found = measure_curves(read_metrics(tmp_path / "m.jsonl")[1])
+    assert [(curve.name, curve.points) for curve in found] == [
+        ("a/ndcg@10", [(1, 0.5), (2, 0.875)]),
+        ("b/spearman", [(1, 0.25), (2, 0.5)]),
+    ]
+    plot_metrics(tmp_path / "m.jsonl", tmp_path / "curve.png")
+    colours = read_png(tmp_path / "curve-measures.png").reshape(-1, 3).tolist()
+    assert all(list(colour) in colours for colour in _COLOURS[:2])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 import pytest
 
@@ -23,6 +24,14 @@ class Inner:
 class Outer:
     inner: Inner = field(default_factory=Inner)
     other: Inner = field(default_factory=Inner)
+
+
+@dataclass(frozen=True)
+class Collected:
+    files: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[Inner, ...] = ()
+    limit: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,3 +94,25 @@ def test_what_is_written_is_read_again():
 def test_broken_toml_says_where():
     with pytest.raises(holdfast.InvalidArgument, match=r"my.toml is not valid TOML.*line 2"):
         read_toml("[a]\nb = \n", "my.toml")
+
+
+def test_arrays_and_tables_are_checked_by_item_and_written_inline():
+    table = {"files": ["a", "b"], "names": {"x y": "z"}, "parts": [{"steps": 5}, {"rate": 2}], "limit": [1]}
+    found = build(Collected, table, "c")
+    assert found == Collected(("a", "b"), {"x y": "z"}, (Inner(5), Inner(rate=2.0)), (1,))
+    assert build(Collected, read_toml(write_toml({"c": asdict(found)}), "x")["c"], "c") == found
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"files": "a"}, "c.files = 'a': it must be an array"),
+        ({"files": ["a", 1]}, r"c.files\[1\] = 1: it must be a string"),
+        ({"names": ["a"]}, r"c.names = \['a'\]: it must be a table"),
+        ({"names": {"x": 1}}, "c.names.x = 1: it must be a string"),
+        ({"parts": [{}, {"step": 1}]}, r"no setting c.parts\[1\].step: did you mean steps"),
+    ],
+)
+def test_a_wrong_item_is_named(table: dict[str, object], match: str):
+    with pytest.raises(holdfast.InvalidArgument, match=match):
+        build(Collected, table, "c")

@@ -89,7 +89,7 @@ def test_decoders_with_experts_are_refused(tmp_path: Path) -> None:
 
 def test_a_batch_is_described(tmp_path: Path) -> None:
     described = config(tmp_path, tmp_path, {"dp_shard": 2}).describe()
-    assert described == "global batch 11 = 5 or 6 rows x data parallel 2, encoded 4 texts at a time"
+    assert described == "global batch 11 = 5 or 6 rows x data parallel 2, encoded 6 texts at a time"
 
 
 def test_assignments_reach_the_sections() -> None:
