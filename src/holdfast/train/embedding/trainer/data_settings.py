@@ -35,7 +35,7 @@ class TextSetConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDataConfig:
-    """What to train on. `tokenizer` is a folder with a tokenizer; without it that of train.start_from is used."""
+    """The rows to train on. `tokenizer` is a folder with a tokenizer; without it that of train.start_from is used."""
 
     sets: tuple[TextSetConfig, ...]
     tokenizer: str = ""
