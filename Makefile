@@ -69,6 +69,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell *.md docs src benchmarks examples
 	$(BIN)/python -m tests.house
 
 # The folders whose tests need neither ranks nor servers; what is slow in them is marked so.
@@ -191,7 +192,7 @@ $(DOCS_READY): requirements/docs.txt
 
 SITE := out/docs
 docs: $(DOCS_READY)
-	$(DOCS_VENV)/bin/codespell *.md docs src/holdfast/spmd/README.md
+	$(DOCS_VENV)/bin/codespell *.md docs src
 	rm -rf $(SITE) $(SITE)-zensical
 	$(DOCS_VENV)/bin/zensical build --strict --clean
 	mv $(SITE) $(SITE)-zensical

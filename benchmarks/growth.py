@@ -130,7 +130,7 @@ def _runs(root: Path, policy: Any, last: int) -> dict[str, float]:
     import holdfast
 
     with holdfast.Checkpointer(root, keep=policy, on_event=lambda event: None) as run:
-        run.restore(_state(0.0))  # makes the catalogue
+        run.restore(_state(0.0))  # makes the catalog
     with holdfast.Checkpointer(root, keep=policy, on_event=lambda event: None) as run:
         restore_s = _measured(run.restore, _state(0.0))
         step = last

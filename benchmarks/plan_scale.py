@@ -121,10 +121,10 @@ def main() -> None:
     before = peak_mb()
     started = time.perf_counter()
     host = arguments.rank // GPUS_PER_HOST
-    neighbours = list(range(host * GPUS_PER_HOST, (host + 1) * GPUS_PER_HOST))
+    neighbors = list(range(host * GPUS_PER_HOST, (host + 1) * GPUS_PER_HOST))
     options = SaveOptions(max_shard_size=5 * 10**9, block_bytes=32 << 20)
-    plan = plan_checkpoint(agreement, options, only=neighbours, all_files=arguments.rank == 0)
-    layouts = {rank: ArenaLayout(plan.save, rank) for rank in neighbours}
+    plan = plan_checkpoint(agreement, options, only=neighbors, all_files=arguments.rank == 0)
+    layouts = {rank: ArenaLayout(plan.save, rank) for rank in neighbors}
     job = writer_job(plan.save, "", arguments.rank, layouts)
     seconds = time.perf_counter() - started
     figures = {"seconds": seconds, "megabytes": peak_mb() - before}

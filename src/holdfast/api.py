@@ -47,7 +47,7 @@ def save(
 ) -> Checkpoint:
     """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
 
-    Collective when torch.distributed is initialised: every rank calls it, with its own
+    Collective when torch.distributed is initialized: every rank calls it, with its own
     live objects and the same path. `step` is recorded in the manifest; without it, it is that of the folder's name, if
     it has one (`step-40`). `max_shard_size` limits a tensor file, `block_bytes` is how many bytes one digest covers.
     `model_dtype` rounds the model and saves fp32 master weights

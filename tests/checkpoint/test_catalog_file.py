@@ -1,4 +1,4 @@
-"""The catalogue is for speed alone: with it, without it, torn or stale, the same steps are found."""
+"""The catalog is for speed alone: with it, without it, torn or stale, the same steps are found."""
 
 from __future__ import annotations
 
@@ -90,17 +90,17 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def test_a_second_process_reads_no_manifest_that_it_finds_in_the_catalogue(root: Path) -> None:
+def test_a_second_process_reads_no_manifest_that_it_finds_in_the_catalog(root: Path) -> None:
     write_catalog(root)
     storage = Counting(root)
     assert [entry.step for entry in committed_steps(storage)] == list(range(1, 31))
     assert storage.reads == 0
-    commit(root, 31)  # as a version does that knows no catalogue
+    commit(root, 31)  # as a version does that knows no catalog
     assert [entry.step for entry in committed_steps(storage)][-1] == 31
     assert storage.reads == 1
 
 
-def test_with_few_steps_there_is_no_catalogue(tmp_path: Path) -> None:
+def test_with_few_steps_there_is_no_catalog(tmp_path: Path) -> None:
     for step in range(1, catalog_file.WORTH):
         commit(tmp_path, step)
     write_catalog(tmp_path)
@@ -108,7 +108,7 @@ def test_with_few_steps_there_is_no_catalogue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torn", "empty", "other version", "not JSON", "a folder", "gone"])
-def test_a_catalogue_that_cannot_be_read_is_made_again(root: Path, kind: str) -> None:
+def test_a_catalog_that_cannot_be_read_is_made_again(root: Path, kind: str) -> None:
     write_catalog(root)
     base = root / catalog_file.FOLDER / catalog_file.BASE
     data = base.read_bytes()
@@ -165,7 +165,7 @@ def test_a_copied_root_and_one_that_cannot_be_written_are_read_as_they_are(root:
     shutil.copytree(root, copy)
     shutil.rmtree(copy / step_folder(3))
     storage = Counting(copy)
-    assert len(committed_steps(storage)) == 29 and storage.reads == 29  # other files than those of the catalogue
+    assert len(committed_steps(storage)) == 29 and storage.reads == 29  # other files than those of the catalog
     folder = copy / catalog_file.FOLDER
     shutil.rmtree(folder)
     folder.write_text("not a folder, so that nothing can be written there")
@@ -292,7 +292,7 @@ def act(root: Path, draw: random.Random, number: int, present: list[int], top: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_histories_come_out_the_same_with_and_without_a_catalogue(
+def test_histories_come_out_the_same_with_and_without_a_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("holdfast.checkpoint.catalog_file.WORTH", 1)

@@ -1,4 +1,4 @@
-"""The demo's judgements: they say ok for a run that went on, and not for one that did not."""
+"""The demo's judgments: they say ok for a run that went on, and not for one that did not."""
 
 from __future__ import annotations
 

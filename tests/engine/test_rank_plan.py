@@ -22,7 +22,7 @@ def planned(ranks: Any, state: dict[str, Any], options: SaveOptions = SMALL) -> 
 
 def test_a_single_process_captures_and_writes_everything() -> None:
     plan = planned(SingleProcess(), {"model": nn.Linear(30, 20), "w": torch.ones(7)})
-    assert plan.neighbours == (0,)
+    assert plan.neighbors == (0,)
     assert plan.captured_bytes == (30 * 20 + 20 + 7) * 4
     assert plan.arena_bytes >= plan.captured_bytes
     assert plan.job.bytes == plan.total_bytes > plan.captured_bytes, "headers are written, too"
@@ -36,14 +36,14 @@ def test_ranks_share_the_writing_of_replicas() -> None:
     first, second = plans
     assert first.digest == second.digest
     assert first.commit is not None and second.commit is None
-    assert first.neighbours == second.neighbours == (0, 1)
+    assert first.neighbors == second.neighbors == (0, 1)
     assert first.job.bytes + second.job.bytes == first.total_bytes
     assert min(first.job.bytes, second.job.bytes) > first.total_bytes // 4, "both have a share"
 
 
-def test_hosts_have_their_own_neighbours() -> None:
+def test_hosts_have_their_own_neighbors() -> None:
     def plan(ranks: ThreadRanks) -> tuple[int, ...]:
-        return planned(ranks, {"w": torch.ones(10)}).neighbours
+        return planned(ranks, {"w": torch.ones(10)}).neighbors
 
     assert on_ranks(3, plan, hosts=["a", "b", "a"]) == [(0, 2), (1,), (0, 2)]
 

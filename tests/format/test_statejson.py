@@ -181,7 +181,7 @@ def test_the_order_of_a_set_does_not_change_its_text():
     assert statejson.encode(set(names), "s")["$set"] == sorted(names)
 
 
-class Colour(IntEnum):
+class Color(IntEnum):
     RED = 1
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.fuzz.runner import Batch, Finding, fuzz, judge_in_child, minimised
+from tests.fuzz.runner import Batch, Finding, fuzz, judge_in_child, minimized
 from tests.fuzz.targets import TARGETS, Target
 
 _BATCH_S = 2.0
@@ -41,7 +41,7 @@ def run(targets: Mapping[str, Target], seconds: float, seed: int, out: Path = _O
         for found in batch.findings:
             if (found.target, found.kind, found.what) not in known:
                 known.add((found.target, found.kind, found.what))
-                total.findings.append(_save(minimised(targets[found.target], found), seed, out))
+                total.findings.append(_save(minimized(targets[found.target], found), seed, out))
         if not quiet:
             _tell(total, sum(map(len, corpus.values())), time.monotonic() - started)
     total.fresh = [(name, data) for name in corpus for data in corpus[name]]

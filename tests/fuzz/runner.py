@@ -164,7 +164,7 @@ def judge_in_child(target: Target, data: bytes) -> Finding | None:
     return found[0] if found else None
 
 
-def minimised(target: Target, finding: Finding, seconds: float = 10.0) -> Finding:
+def minimized(target: Target, finding: Finding, seconds: float = 10.0) -> Finding:
     """The same finding with as much taken away as goes in the time."""
     end, best = time.monotonic() + seconds, finding
     size = max(1, len(best.data) // 2)

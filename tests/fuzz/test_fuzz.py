@@ -14,7 +14,7 @@ import pytest
 from holdfast.core.errors import Damaged
 from tests.fuzz import runner
 from tests.fuzz.__main__ import run
-from tests.fuzz.runner import judge_in_child, minimised
+from tests.fuzz.runner import judge_in_child, minimized
 from tests.fuzz.targets import TARGETS, Target
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -56,7 +56,7 @@ def broken(data: bytes) -> object:
 
 def test_a_crash_a_hang_and_a_memory_blow_up_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "INPUT_S", 0.1)
-    monkeypatch.setattr("tests.fuzz.__main__.minimised", lambda target, found: minimised(target, found, 0.5))
+    monkeypatch.setattr("tests.fuzz.__main__.minimized", lambda target, found: minimized(target, found, 0.5))
     target = Target("index", (b'{"a":[1,2,{"b":null}],"c":"x"}',), broken)
     total = run({"index": target}, 4.0, seed=1, out=tmp_path, quiet=True)
     assert {found.kind for found in total.findings} == {"crash", "hang", "memory"}
@@ -67,7 +67,7 @@ def test_a_finding_is_made_small() -> None:
     target = Target("index", (b"",), broken)
     found = judge_in_child(target, b'{"a": "and much more that has nothing to do with it}')
     assert found is not None and found.kind == "crash"
-    assert minimised(target, found, 5.0).data == b'"'
+    assert minimized(target, found, 5.0).data == b'"'
 
 
 def test_a_parser_that_kills_its_process_is_found() -> None:

@@ -28,7 +28,7 @@ BESIDE = {
 SEVERAL = {
     "capture/test_training_goes_on.py": "a capture among training steps: copy, hooks and arena together",
     "capture/test_upkeep.py": "what many captures leave behind",
-    "checkpoint/test_small_files.py": "tags, policy and catalogue that cannot be read",
+    "checkpoint/test_small_files.py": "tags, policy and catalog that cannot be read",
     "cli/test_files.py": "what every command says of files that it cannot open",
     "convert/test_quantized.py": "quantized weights through a whole conversion",
     "convert/test_values.py": "values that are no tensors through a whole conversion",

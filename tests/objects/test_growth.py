@@ -131,12 +131,12 @@ def test_what_was_removed_goes_a_few_at_a_time_and_what_is_used_stays(root: str)
     assert holdfast.open(f"{root.partition('?')[0]}/{step_folder(8)}").verify().good
 
 
-def test_a_catalogue_of_objects_is_used_and_not_believed(root: str, counting: Counting) -> None:
+def test_a_catalog_of_objects_is_used_and_not_believed(root: str, counting: Counting) -> None:
     with holdfast.Checkpointer(root, on_event=lambda event: None) as run:
         save(run, 1)
     multiply(root, range(2, 30))
     with holdfast.Checkpointer(root, on_event=lambda event: None) as run:
-        run.restore(state(0))  # writes the catalogue
+        run.restore(state(0))  # writes the catalog
     counting.take()
     assert len(committed_steps(ObjectStorage(root))) == 29 and counting.take() <= 5
     storage = ObjectStorage(root)

@@ -106,7 +106,7 @@ def test_verl(
     train_batch_size: int, ppo_mini_batch_size: int, n: int, gpus: int, ulysses: int, micro: int, epochs: int
 ):
     data_parallel = gpus // ulysses
-    normalised = ppo_mini_batch_size * n // data_parallel
+    normalized = ppo_mini_batch_size * n // data_parallel
     batches = derive_batches(
         prompts=train_batch_size,
         rollouts_per_prompt=n,
@@ -116,8 +116,8 @@ def test_verl(
         update_epochs=epochs,
     )
     assert batches.global_batch == train_batch_size * n
-    assert batches.rank_mini_batch == normalised
-    assert batches.accumulation == normalised // micro
+    assert batches.rank_mini_batch == normalized
+    assert batches.accumulation == normalized // micro
     assert batches.mini_batches == train_batch_size // ppo_mini_batch_size
     assert batches.updates == train_batch_size // ppo_mini_batch_size * epochs
 

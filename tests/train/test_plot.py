@@ -27,15 +27,15 @@ def read_png(path: Path) -> np.ndarray:
         chunks[kind] = body
         position += 12 + length
     assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    width, height, depth, colour = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
-    assert (depth, colour) == (8, 2)
+    width, height, depth, color = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
+    assert (depth, color) == (8, 2)
     rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + width * 3)
     assert not rows[:, 0].any()
     return rows[:, 1:].reshape(height, width, 3)
 
 
-def has(picture: np.ndarray, colour: tuple[int, int, int]) -> int:
-    return int((picture == colour).all(axis=2).sum())
+def has(picture: np.ndarray, color: tuple[int, int, int]) -> int:
+    return int((picture == color).all(axis=2).sum())
 
 
 def test_boxes_and_lines_are_where_they_were_put(tmp_path: Path):
@@ -136,5 +136,5 @@ def test_measures_of_held_out_sets_get_a_picture_with_the_first_of_each(tmp_path
         ("b/spearman", [(1, 0.25), (2, 0.5)]),
     ]
     plot_metrics(tmp_path / "m.jsonl", tmp_path / "curve.png")
-    colours = read_png(tmp_path / "curve-measures.png").reshape(-1, 3).tolist()
-    assert all(list(colour) in colours for colour in _COLOURS[:2])
+    colors = read_png(tmp_path / "curve-measures.png").reshape(-1, 3).tolist()
+    assert all(list(color) in colors for color in _COLOURS[:2])

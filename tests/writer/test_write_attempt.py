@@ -224,11 +224,11 @@ def test_a_stopped_heartbeat_ends_the_writing(root: Path) -> None:
     assert rank.mailbox.report_of(0) is None
 
 
-def test_the_arenas_of_neighbours_are_awaited(root: Path) -> None:
+def test_the_arenas_of_neighbors_are_awaited(root: Path) -> None:
     rank = Rank(root, 0, ONE_HOST)
-    neighbour = Arena(rank.arenas[1], 4600).bytes
-    seal(neighbour, "")
-    threading.Timer(0.2, seal, (neighbour, ATTEMPT)).start()
+    neighbor = Arena(rank.arenas[1], 4600).bytes
+    seal(neighbor, "")
+    threading.Timer(0.2, seal, (neighbor, ATTEMPT)).start()
     rank.writer.run({})
     assert rank.mailbox.report_of(0) == RankReport(PLAN, rank.blocks(), {})
 

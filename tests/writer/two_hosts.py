@@ -35,8 +35,8 @@ def save_plan(hosts: tuple[int, ...] = (0, 1)) -> SavePlan:
 
 def job(rank: int, hosts: tuple[int, ...] = (0, 1)) -> WriterJob:
     plan = save_plan(hosts)
-    neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    return writer_job(plan, PLAN, rank, {other: ArenaLayout(plan, other) for other in neighbours})
+    neighbors = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return writer_job(plan, PLAN, rank, {other: ArenaLayout(plan, other) for other in neighbors})
 
 
 def commit(hosts: tuple[int, ...] = (0, 1)) -> Commit:

@@ -192,7 +192,7 @@ class BlockReader:
     def _copy_dense(
         self, file: Reader, offset: int, deliveries: Sequence[_Delivery], *, alone: bool
     ) -> Iterator[_Delivery]:
-        """Copy neighbouring rows that need no verification; yields the deliveries that are too sparse for that."""
+        """Copy neighboring rows that need no verification; yields the deliveries that are too sparse for that."""
         for group in _dense(deliveries):
             if len(group) > 1 or group[0].is_dense:
                 begin, end = group[0].rows.at, max(delivery.rows.end for delivery in group)

@@ -31,11 +31,11 @@ _MAX_SLOTS = 16
 class WindowExchange:
     """One rank's window, and its messages with the other ranks of the host."""
 
-    def __init__(self, ranks: Ranks, neighbours: Sequence[int], slot_bytes: int, deadline_s: float) -> None:
+    def __init__(self, ranks: Ranks, neighbors: Sequence[int], slot_bytes: int, deadline_s: float) -> None:
         self._ranks = ranks
-        self._neighbours = [rank for rank in neighbours if rank != ranks.rank]
+        self._neighbors = [rank for rank in neighbors if rank != ranks.rank]
         self._slot_bytes = slot_bytes
-        self._slots = max(2, min(_MAX_SLOTS, WINDOWS_BYTES // (slot_bytes * max(1, len(neighbours)))))
+        self._slots = max(2, min(_MAX_SLOTS, WINDOWS_BYTES // (slot_bytes * max(1, len(neighbors)))))
         self._deadline_s = deadline_s
         self._windows: dict[int, RawArray] = {}
         self._paths: dict[int, str] = {}
@@ -73,7 +73,7 @@ class WindowExchange:
         places = run_on_all_ranks(self._ranks, create)
 
         def attach() -> None:
-            for rank in self._neighbours:
+            for rank in self._neighbors:
                 name, self._paths[rank] = places[rank]
                 self._windows[rank] = Arena(name, size).bytes
 

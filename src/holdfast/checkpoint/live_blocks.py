@@ -161,6 +161,6 @@ def _write_own(plan: SavePlan, rank: int, attempt: Attempt, pieces: _Pieces) -> 
         if report.size:
             pieces.release(planned[report.file, report.offset])
 
-    neighbours = sum(host == plan.hosts[rank] for host in plan.hosts)
-    threads = max(1, min(_THREADS, cores() // neighbours, _BUFFERS_BYTES // max(1, largest)))
+    neighbors = sum(host == plan.hosts[rank] for host in plan.hosts)
+    threads = max(1, min(_THREADS, cores() // neighbors, _BUFFERS_BYTES // max(1, largest)))
     return [report.fields() for report in attempt.write(own, make_gatherer, threads, written)]

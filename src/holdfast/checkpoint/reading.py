@@ -95,14 +95,14 @@ class Loading:
             self._run_threads(mine, copy)
         return self._loaded
 
-    def run_read(self, reads: Sequence[Read], neighbours: Sequence[int], deadline_s: float) -> Loaded:
-        """Perform the reads of this host, whose ranks are `neighbours`. Collective among all ranks."""
+    def run_read(self, reads: Sequence[Read], neighbors: Sequence[int], deadline_s: float) -> Loaded:
+        """Perform the reads of this host, whose ranks are `neighbors`. Collective among all ranks."""
         rank = self._ranks.rank
         queue = [read for read in reads if read.reader == rank]
         shared = any(portion.receivers() - {read.reader} for read in reads for portion in read.portions)
         with self._opened():
             if any(run_on_all_ranks(self._ranks, lambda: shared)):
-                exchange = WindowExchange(self._ranks, neighbours, PORTION_BYTES, deadline_s)
+                exchange = WindowExchange(self._ranks, neighbors, PORTION_BYTES, deadline_s)
                 self._run_shared(exchange, reads, queue)
             else:
                 self._run_threads(queue, self._read_unshared)

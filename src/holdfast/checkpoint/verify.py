@@ -113,7 +113,7 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
 
 @dataclass(frozen=True, slots=True)
 class _BlockRange:
-    """Some neighbouring blocks of a file."""
+    """Some neighboring blocks of a file."""
 
     file: str
     blocks: Sequence[BlockRecord]

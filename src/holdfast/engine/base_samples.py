@@ -1,6 +1,6 @@
 """Comparison of a live base model with the folder it is said to come from, by samples of every tensor's elements.
 
-A few elements of each tensor tell weights that were trained, merged or freshly initialised from those of the
+A few elements of each tensor tell weights that were trained, merged or freshly initialized from those of the
 folder. Each rank compares its own shards and reads a few pages of each file. Weights that are quantized in memory and
 not in the folder cannot be compared.
 """

@@ -46,7 +46,7 @@ class ReadPlan:
     """
 
     reads: tuple[Read, ...]
-    neighbours: tuple[int, ...]
+    neighbors: tuple[int, ...]
     is_local: bool
     reason: str = ""  # why hosts read apart, or once for all
     once: ReadOnce | None = None
@@ -124,23 +124,23 @@ def load_checkpoint(
 def _plan_reads(ranks: Ranks, wants: LoadWants, options: LoadOptions) -> ReadPlan:
     """Plan the reads of this host from the wants of its ranks, or those of all hosts if bytes are passed on."""
     hosts, files = wants.hosts, wants.contents.files
-    neighbours = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
+    neighbors = tuple(rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank])
     in_memory = wants.checkpoint.in_memory
     is_local = in_memory or wants.mappable
     portion_bytes = PORTION_BYTES
     if is_local:
         largest_bytes = MEMORY_PORTION_BYTES if in_memory else MAP_BYTES
-        portion_bytes = portion_bytes_within(options.memory_limit_bytes, len(neighbours), largest_bytes)
-    reads = plan_load(files, list(_wanted(wants, neighbours)), verify=options.verify, portion_bytes=portion_bytes)
+        portion_bytes = portion_bytes_within(options.memory_limit_bytes, len(neighbors), largest_bytes)
+    reads = plan_load(files, list(_wanted(wants, neighbors)), verify=options.verify, portion_bytes=portion_bytes)
     if len(set(hosts)) == 1:
-        return ReadPlan(reads, neighbours, is_local)
+        return ReadPlan(reads, neighbors, is_local)
     if options.read_once is False:
-        return ReadPlan(reads, neighbours, is_local, "every host reads what it needs, as requested")
+        return ReadPlan(reads, neighbors, is_local, "every host reads what it needs, as requested")
     shared = SharedWants(_wanted(wants, range(ranks.world)), hosts)
     once, reason = choose_read_once(ranks, wants, reads, shared, options)
     if once is None:
-        return ReadPlan(reads, neighbours, is_local, reason)
-    return ReadPlan(once.plan.reads, neighbours, is_local=False, reason=reason, once=once)
+        return ReadPlan(reads, neighbors, is_local, reason)
+    return ReadPlan(once.plan.reads, neighbors, is_local=False, reason=reason, once=once)
 
 
 def _wanted(wants: LoadWants, ranks: Iterable[int]) -> Iterator[Want]:
@@ -167,7 +167,7 @@ def _read(
     requests = wants.targets.requests
 
     def make_staging() -> Staging:
-        return staging_for(requests.devices, options.memory_limit_bytes, len(plan.neighbours))
+        return staging_for(requests.devices, options.memory_limit_bytes, len(plan.neighbors))
 
     checkpoint, own = wants.checkpoint, sum(read.bytes for read in plan.reads if read.reader == ranks.rank)
     label = f"loading {checkpoint.path.rpartition('/')[2]}"
@@ -177,7 +177,7 @@ def _read(
             return loading.run_passed(plan.once.plan, plan.once.links)
         if plan.is_local:
             return loading.run_local(plan.reads)
-        return loading.run_read(plan.reads, plan.neighbours, deadline_s)
+        return loading.run_read(plan.reads, plan.neighbors, deadline_s)
 
 
 def _groups_of(contents: Contents, files: Collection[str]) -> list[str]:

@@ -281,7 +281,7 @@ class Planner:
         answers = run_on_all_ranks(ranks, require_arena)
         if len({digest for _, digest in answers}) != 1:
             raise LayoutError("the ranks made different plans of one layout")
-        assignment = self._assignment(plan, {rank: answers[rank][0] for rank in plan.neighbours})
+        assignment = self._assignment(plan, {rank: answers[rank][0] for rank in plan.neighbors})
         run_on_all_ranks(ranks, lambda: self._flights.assign(assignment))
         spans = [(source.span, source.device) for source in plan.sources]
         targets = CopyTargets.lay_out(memory[0], spans, self._capturer.copier.stream)

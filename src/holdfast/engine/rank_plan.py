@@ -45,7 +45,7 @@ class RankPlan:
     arena_bytes: int
     job: WriterJob
     commit: Commit | None  # rank 0's
-    neighbours: tuple[int, ...]  # the ranks of this host
+    neighbors: tuple[int, ...]  # the ranks of this host
     sources: tuple[CaptureSource, ...]
 
     @property
@@ -62,9 +62,9 @@ def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
     """Plan the work of this host's ranks for a surveyed state."""
     agreement, first = survey.agreement, survey.first_replica
     here = agreement.hosts[ranks.rank]
-    neighbours = tuple(rank for rank, host in enumerate(agreement.hosts) if host == here)
-    plan = plan_checkpoint(agreement, options, first, only=neighbours, all_files=ranks.rank == 0)
-    layouts = {rank: ArenaLayout(plan.save, rank) for rank in neighbours}
+    neighbors = tuple(rank for rank, host in enumerate(agreement.hosts) if host == here)
+    plan = plan_checkpoint(agreement, options, first, only=neighbors, all_files=ranks.rank == 0)
+    layouts = {rank: ArenaLayout(plan.save, rank) for rank in neighbors}
     own = layouts[ranks.rank]
     sizes = options.max_shard_bytes, options.block_bytes
     digest = digest_hex(repr([agreement.digest, agreement.hosts, *sizes, first, options.whole_files]).encode())
@@ -76,7 +76,7 @@ def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
         arena_bytes=own.size,
         job=writer_job(plan.save, digest, ranks.rank, layouts),
         commit=plan.commit(options.block_bytes, survey.layout.mappings) if ranks.rank == 0 else None,
-        neighbours=neighbours,
+        neighbors=neighbors,
         sources=tuple(_sources(survey.collected, own.spans, plan.group_of)),
     )
 

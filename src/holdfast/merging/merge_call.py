@@ -56,7 +56,7 @@ def merge(
     `rng="mergekit"` they are mergekit's, in one process. `verify` checks the digests of the inputs, `force` replaces a
     checkpoint at the destination.
 
-    Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
+    Collective when torch.distributed is initialized: the ranks share the work, with the same bytes as one process.
     Raises Mismatch, with all problems, if keys or shapes of the models differ. The destination appears when it is
     complete, or not at all.
     """

@@ -130,14 +130,14 @@ class _Routes:
         """Return the sender and the receivers of a portion at a rank."""
         home = self._hosts[reader]
         here = self._hosts[rank]
-        neighbours = tuple(other for other in self._members.get(here, ()) if other not in (rank, reader))
+        neighbors = tuple(other for other in self._members.get(here, ()) if other not in (rank, reader))
         if rank == reader:
             heads = (self._head(host, number) for host in self._members if host != home)
-            return None, (*neighbours, *heads)
+            return None, (*neighbors, *heads)
         if here == home:
             return reader, ()
         head = self._head(here, number)
-        return (reader, neighbours) if rank == head else (head, ())
+        return (reader, neighbors) if rank == head else (head, ())
 
     def _head(self, host: str, number: int) -> int:
         """Return the rank of a host that receives a portion from another; they take turns."""

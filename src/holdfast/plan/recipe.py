@@ -225,7 +225,7 @@ def _spare_dim(term: Term[S]) -> int:
 
 
 def _joined(terms: Sequence[Term[S]], dim: int) -> Iterator[Term[S]]:
-    """Yield the terms in order, merging neighbours along `dim` that are neighbours in one source."""
+    """Yield the terms in order, merging neighbors along `dim` that are neighbors in one source."""
     last: Term[S] | None = None
     for term in terms:
         if last is not None and _follows(last, term, dim):

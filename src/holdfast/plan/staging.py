@@ -36,23 +36,23 @@ class Staging(Protocol):
         """Lend one thread its buffers; on exit everything that it sent has arrived."""
 
 
-def threads_and_buffer_bytes(memory_bytes: int, neighbours: int, buffers: int, largest_bytes: int) -> tuple[int, int]:
+def threads_and_buffer_bytes(memory_bytes: int, neighbors: int, buffers: int, largest_bytes: int) -> tuple[int, int]:
     """Return how many threads read, and how many bytes at a time, if each has so many buffers.
 
     All buffers together take at most `memory_bytes`, except that a single thread has the smallest buffers in any case.
-    The processors of the host are shared with the other ranks on it, the `neighbours`.
+    The processors of the host are shared with the other ranks on it, the `neighbors`.
     """
     thread_bytes = (buffers + _BESIDE) * SMALLEST_BUFFER_BYTES
-    threads = max(1, min(MOST_THREADS, cores() // max(1, neighbours), memory_bytes // thread_bytes))
+    threads = max(1, min(MOST_THREADS, cores() // max(1, neighbors), memory_bytes // thread_bytes))
     size = SMALLEST_BUFFER_BYTES
     while 2 * size <= min(largest_bytes, memory_bytes // (buffers * threads)):
         size *= 2  # torch page-locks a power of two
     return threads, size
 
 
-def portion_bytes_within(memory_bytes: int, neighbours: int, largest_bytes: int) -> int:
+def portion_bytes_within(memory_bytes: int, neighbors: int, largest_bytes: int) -> int:
     """Return the size of portions of which every thread can have one mapped, or copied, beside its buffers."""
-    threads, _ = threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)
+    threads, _ = threads_and_buffer_bytes(memory_bytes, neighbors, 1, SMALLEST_BUFFER_BYTES)
     size = SMALLEST_BUFFER_BYTES
     while 2 * size <= min(largest_bytes, memory_bytes * 3 // 4 // threads):
         size *= 2
@@ -68,9 +68,9 @@ class HostStaging:
         self.memory_bytes = memory_bytes
 
     @staticmethod
-    def within(memory_bytes: int, neighbours: int = 1) -> HostStaging:
+    def within(memory_bytes: int, neighbors: int = 1) -> HostStaging:
         """Return buffers that take at most `memory_bytes`, beside those of the other ranks of the host."""
-        threads, _ = threads_and_buffer_bytes(memory_bytes, neighbours, 1, SMALLEST_BUFFER_BYTES)
+        threads, _ = threads_and_buffer_bytes(memory_bytes, neighbors, 1, SMALLEST_BUFFER_BYTES)
         return HostStaging(threads, memory_bytes)
 
     @contextmanager

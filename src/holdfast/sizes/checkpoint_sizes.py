@@ -79,6 +79,6 @@ def restore_sizes(agreement: Agreement, ranks_per_host: int, options: LoadOption
                 counted[kind][rank] = counted[kind].get(rank, 0) + box.volume
         for rank, elements in counted[kind].items():
             found[rank] += elements * tensor.dtype.bits // 8
-    neighbours = min(ranks_per_host, len(found))
+    neighbors = min(ranks_per_host, len(found))
     limit = options.memory_limit_bytes
-    return [RestoreSize(size, pinned_bytes(limit, neighbours), limit) for size in found]
+    return [RestoreSize(size, pinned_bytes(limit, neighbors), limit) for size in found]

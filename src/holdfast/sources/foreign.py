@@ -129,7 +129,7 @@ class Foreign(Checkpoint):
 
     @property
     def partial(self) -> str | None:
-        """The reason why this is only a part of a model, or None; found from its name, neighbours or contents."""
+        """The reason why this is only a part of a model, or None; found from its name, neighbors or contents."""
         return self._result.partial
 
     @property

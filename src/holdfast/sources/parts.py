@@ -36,7 +36,7 @@ _JOIN_MEGATRON = (
 
 
 def part_by_name(folder: Folder) -> str | None:
-    """Return why a single file is a shard of a model, by its name and neighbours; None if nothing suggests it."""
+    """Return why a single file is a shard of a model, by its name and neighbors; None if nothing suggests it."""
     if folder.only is None:
         return None
     numbered = _OF.fullmatch(folder.only)

@@ -56,7 +56,7 @@ class Trust:
         status = path.stat()
         self._require_owner(path, status)
         if status.st_mode & _OTHERS_WRITE:
-            # Hidden folders hold the run's policy, tags and catalogue.
+            # Hidden folders hold the run's policy, tags and catalog.
             for file in path.iterdir() if folder.startswith(".") else (path / manifest,):
                 with contextlib.suppress(FileNotFoundError):
                     self._require_owner(file, file.lstat())

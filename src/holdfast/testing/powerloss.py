@@ -143,7 +143,7 @@ class _Crash:
 def _folder_of(operation: NameChange) -> int:
     folders = {folder for folder, _, _ in operation.changes}
     if len(folders) > 1:
-        raise InvalidArgument("the states of a rename between two folders after a power loss are not modelled")
+        raise InvalidArgument("the states of a rename between two folders after a power loss are not modeled")
     return folders.pop()
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.train.metrics import read_metrics
-from holdfast.train.png import LETTER_WIDTH, Canvas, Colour
+from holdfast.train.png import LETTER_WIDTH, Canvas, Color
 
 _INK, _GREY, _PALE = (40, 44, 52), (120, 126, 136), (226, 229, 234)
-_COLOURS: tuple[Colour, ...] = ((31, 111, 184), (222, 124, 30), (44, 148, 92), (150, 84, 170))
-_SAVE: Colour = (196, 62, 70)
-_WHITE: Colour = (255, 255, 255)
+_COLOURS: tuple[Color, ...] = ((31, 111, 184), (222, 124, 30), (44, 148, 92), (150, 84, 170))
+_SAVE: Color = (196, 62, 70)
+_WHITE: Color = (255, 255, 255)
 _WIDTH, _HEIGHT = 960, 600
 _LEFT, _RIGHT = 90, 30
 _TICKS = 5
@@ -111,22 +111,22 @@ def _draw_marks(panel: Panel, marks: Sequence[tuple[int, str]]) -> None:
         _label(panel.canvas, x, y, words, _GREY)
 
 
-def _label(canvas: Canvas, x: float, y: float, words: str, colour: Colour) -> None:
+def _label(canvas: Canvas, x: float, y: float, words: str, color: Color) -> None:
     """Write words on white, so that no line drawn before crosses them."""
     canvas.box(x - 2, y - 2, len(words) * LETTER_WIDTH * 2 + 2, 18, _WHITE)
-    canvas.text(x, y, words, colour)
+    canvas.text(x, y, words, color)
 
 
 def _draw_curves(panel: Panel, curves: Sequence[Curve]) -> None:
     for index, curve in enumerate(curves):
-        colour = _COLOURS[index % len(_COLOURS)]
+        color = _COLOURS[index % len(_COLOURS)]
         points = [(panel.x(step), panel.y(value)) for step, value in curve.points if math.isfinite(value)]
         if points:
-            panel.canvas.line(points, colour, curve.thickness)
+            panel.canvas.line(points, color, curve.thickness)
         y = panel.top + 10 + index * 22
         x = _WIDTH - _RIGHT - 24 - len(curve.name) * LETTER_WIDTH * 2
         _label(panel.canvas, x, y, curve.name, _INK)
-        panel.canvas.line([(x - 36, y + 7), (x - 10, y + 7)], colour, curve.thickness)
+        panel.canvas.line([(x - 36, y + 7), (x - 10, y + 7)], color, curve.thickness)
 
 
 def _draw_saves(canvas: Canvas, above: Panel, saves: Sequence[tuple[int, float]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 _SCALE = 3  # supersampling factor, for smooth lines
 
 # Each glyph is seven rows of five pixels; a row is one base-32 digit.
@@ -34,38 +34,38 @@ class Canvas:
         self.width, self.height = width, height
         self._pixels = np.full((height * _SCALE, width * _SCALE, 3), 255, np.uint8)
 
-    def box(self, x: float, y: float, width: float, height: float, colour: Colour) -> None:
+    def box(self, x: float, y: float, width: float, height: float, color: Color) -> None:
         """Draw a filled box, clipped to the canvas."""
         left, right = sorted((_whole(x), _whole(x + width)))
         top, bottom = sorted((_whole(y), _whole(y + height)))
-        self._pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)] = colour
+        self._pixels[max(0, top) : max(0, bottom), max(0, left) : max(0, right)] = color
 
-    def line(self, points: list[tuple[float, float]], colour: Colour, thickness: float = 1.5) -> None:
+    def line(self, points: list[tuple[float, float]], color: Color, thickness: float = 1.5) -> None:
         """Draw a line through the points; a single point is a dot."""
         places = np.array(points, dtype=np.float64).reshape(-1, 2) * _SCALE
         if len(places) == 1:
-            self._stamp(places, colour, thickness)
+            self._stamp(places, color, thickness)
         for begin, end in itertools.pairwise(places):
             count = int(np.abs(end - begin).max()) + 1
-            self._stamp(begin + (end - begin) * np.linspace(0, 1, count + 1)[:, None], colour, thickness)
+            self._stamp(begin + (end - begin) * np.linspace(0, 1, count + 1)[:, None], color, thickness)
 
-    def _stamp(self, places: NDArray[np.float64], colour: Colour, thickness: float) -> None:
+    def _stamp(self, places: NDArray[np.float64], color: Color, thickness: float) -> None:
         radius = max(1, round(thickness * _SCALE / 2))
         reach = np.arange(-radius, radius + 1)
         disc = [(dx, dy) for dx in reach for dy in reach if dx * dx + dy * dy <= radius * radius]
         for dx, dy in disc:
             xs, ys = np.rint(places + np.array((dx, dy))).astype(int).T
             inside = (xs >= 0) & (ys >= 0) & (xs < self.width * _SCALE) & (ys < self.height * _SCALE)
-            self._pixels[ys[inside], xs[inside]] = colour
+            self._pixels[ys[inside], xs[inside]] = color
 
-    def text(self, x: float, y: float, words: str, colour: Colour, size: int = 2) -> None:
+    def text(self, x: float, y: float, words: str, color: Color, size: int = 2) -> None:
         """Draw text with its upper left at (x, y); characters without a glyph are blank."""
         for position, letter in enumerate(words.upper()):
             for row, digit in enumerate(_LETTERS.get(letter, "")):
                 for column in range(_COLUMNS):
                     if int(digit, 32) >> (_COLUMNS - 1 - column) & 1:
                         left = x + (position * LETTER_WIDTH + column) * size
-                        self.box(left, y + row * size, size, size, colour)
+                        self.box(left, y + row * size, size, size, color)
 
     def write(self, path: Path) -> None:
         """Write the canvas as a PNG file."""

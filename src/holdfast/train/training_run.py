@@ -1,4 +1,4 @@
-"""The loop that every run of the trainer shares: restore, step, evaluate, save, record metrics and events (`TrainingRun`).
+"""The loop that every run of the trainer shares: restore, step, evaluate, save, record metrics, events (`TrainingRun`).
 
 A kind of training is a subclass: text in `loop`, embeddings in `embedding.trainer`.
 """

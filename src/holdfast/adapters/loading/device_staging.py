@@ -61,16 +61,16 @@ class FlatTensor:
         return torch.from_numpy(row).view(self._stored) if array is None else torch.from_numpy(row.view(array))
 
 
-def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours: int) -> Staging:
-    """Return the buffers of a load of tensors on some devices, on a host that `neighbours` ranks share.
+def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbors: int) -> Staging:
+    """Return the buffers of a load of tensors on some devices, on a host that `neighbors` ranks share.
 
     The first CUDA device gets page-locked buffers; tensors on other devices are copied as they come.
     """
     cuda = next((device for device in devices if device.type == "cuda"), None)
     if cuda is None:
-        staging: Staging = HostStaging.within(memory_bytes, neighbours)
+        staging: Staging = HostStaging.within(memory_bytes, neighbors)
     else:
-        staging = DeviceStaging(cuda, *_device_buffers(memory_bytes, neighbours), memory_bytes)
+        staging = DeviceStaging(cuda, *_device_buffers(memory_bytes, neighbors), memory_bytes)
     for device in _others(devices):  # threads copy to them on streams that do not wait for the program's
         torch.accelerator.synchronize(device)
     if needs_one_thread(devices):
@@ -78,14 +78,14 @@ def staging_for(devices: Collection[torch.device], memory_bytes: int, neighbours
     return staging
 
 
-def _device_buffers(memory_bytes: int, neighbours: int) -> tuple[int, int]:
+def _device_buffers(memory_bytes: int, neighbors: int) -> tuple[int, int]:
     """Return how many threads read for a GPU, and the bytes of each of their buffers."""
-    return threads_and_buffer_bytes(memory_bytes, neighbours, _BUFFERS, _LARGEST_BUFFER_BYTES)
+    return threads_and_buffer_bytes(memory_bytes, neighbors, _BUFFERS, _LARGEST_BUFFER_BYTES)
 
 
-def pinned_bytes(memory_bytes: int, neighbours: int) -> int:
+def pinned_bytes(memory_bytes: int, neighbors: int) -> int:
     """Return the page-locked memory that a load into a GPU uses on a machine with the processors of this one."""
-    threads, size = _device_buffers(memory_bytes, neighbours)
+    threads, size = _device_buffers(memory_bytes, neighbors)
     return threads * _BUFFERS * size
 
 

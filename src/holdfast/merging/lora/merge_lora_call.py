@@ -31,7 +31,7 @@ def merge_lora(
     to those of PEFT on the CPU. Every tensor of the adapters is used, or an error lists those that are not. `verify`
     checks the digests of the inputs, `force` replaces a checkpoint at the destination.
 
-    Collective when torch.distributed is initialised: the ranks share the work, with the same bytes as one process.
+    Collective when torch.distributed is initialized: the ranks share the work, with the same bytes as one process.
     The destination appears when it is complete, or not at all.
     """
     chosen = [adapters] if isinstance(adapters, str | os.PathLike) else list(adapters)
