@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.core.errors import InvalidArgument, PeerFailed
 from holdfast.train.embedding import GradCache
 from holdfast.train.embedding.losses import CoSENT, FalseNegatives, InfoNCE, KLDistillation, MarginMSE, Matryoshka
 from tests.dist.harness import run_ranks
@@ -94,3 +95,30 @@ def test_steps_accumulate(wrap: str) -> None:
 
 def test_texts_and_margins_leave_candidates_out() -> None:
     assert abs(_alone("same texts")[0] - _alone("all directions")[0]) > 1e-3
+
+
+def _refused(columns_of: tuple[int, int], rows_of: tuple[int, int]) -> list[str]:
+    """On a rank: the error of a batch that one rank cannot use, and that the next batch works."""
+    rank = dist.get_rank()
+    model = encoder(0)
+    cache = GradCache(model, InfoNCE(), micro_batch=2, group=dist.group.WORLD)
+    try:
+        cache.step(texts(rows_of[rank], columns_of[rank]))
+        said = "nothing"
+    except (InvalidArgument, PeerFailed) as error:
+        said = f"{type(error).__name__}: {error}"
+    assert all(parameter.grad is None for parameter in model.parameters())
+    cache.step(texts(3, 2))
+    return [said, str(all(parameter.grad is not None for parameter in model.parameters()))]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "said"),
+    [
+        ((2, 2), (3, 0), ("PeerFailed: another rank cannot use its rows", "InvalidArgument: column 0 has no rows")),
+        ((3, 2), (3, 3), ("InvalidArgument: this rank has 3 columns, and the ranks have 2 to 3",) * 2),
+    ],
+)
+def test_what_one_rank_cannot_use_no_rank_waits_for(columns: Any, rows: Any, said: tuple[str, str]) -> None:
+    for number, (found, works) in enumerate(run_ranks(2, _refused, columns, rows)):
+        assert found.replace("has 2 columns", "has 3 columns").startswith(said[number]) and works == "True"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.torch_needed import require_torch
 from holdfast.train.config import RunConfig, read_tables
+from holdfast.train.config_place import named_place
 from holdfast.train.settings import build
 
 if TYPE_CHECKING:
@@ -19,12 +20,16 @@ KIND = "embedding"  # the section that makes a run one of an embedding model
 def open_run(path: str | Path, sets: Iterable[str] = ()) -> RunConfig | EmbeddingConfig:
     """Read the config of a run, for `Trainer` or `EmbeddingTrainer`; "section.key=value" in `sets` override it.
 
-    Raises NotFound, or InvalidArgument with a suggestion.
+    Raises NotFound, or InvalidArgument with the file, the line and a suggestion.
     """
     tables = read_tables(path, sets)
     if KIND not in tables:
-        return build(RunConfig, tables, "")
+        with named_place(path):
+            return build(RunConfig, tables, "")
     require_torch("training an embedding model")
     from holdfast.train.embedding.trainer.embedding_config import parse_embedding_config
 
-    return parse_embedding_config(tables)
+    with named_place(path):
+        found = parse_embedding_config(tables)
+        found.check_sizes()
+    return found

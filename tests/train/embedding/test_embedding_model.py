@@ -86,15 +86,16 @@ def test_it_trains_with_grad_cache(tmp_path: Path, causal: bool) -> None:
     scores = vectors[0] @ vectors[1].T / 0.05
     expected = torch.nn.functional.cross_entropy(scores, torch.arange(len(TEXTS)))
     expected.backward()
-    found = GradCache(ours, loss, micro_batch=3).step(columns)
+    whole: Any = {"trim": False}  # the angles of positions, in fp32, differ in the last bit with the length
+    found = GradCache(ours, loss, micro_batch=3, **whole).step(columns)
     assert float(found) == pytest.approx(float(expected.detach()), rel=1e-12)
     assert distance_of_gradients(ours, truth) < 1e-12
     on_left = copy.deepcopy(ours)
     on_left.zero_grad()
-    GradCache(on_left, loss, micro_batch=2).step(inputs_with_dropout(ours, 3, "left"))
+    GradCache(on_left, loss, micro_batch=2, **whole).step(inputs_with_dropout(ours, 3, "left"))
     assert distance_of_gradients(on_left, truth) < 1e-12
     on_left.zero_grad()
-    GradCache(on_left, loss, micro_batch=2).step(inputs_with_dropout(ours, 4))
+    GradCache(on_left, loss, micro_batch=2, **whole).step(inputs_with_dropout(ours, 4))
     assert distance_of_gradients(on_left, truth) > 1e-3  # the dropout of another step
 
 
@@ -108,7 +109,7 @@ def test_bert_trains_with_the_dropout_of_torch(tmp_path: Path) -> None:
     vectors = [truth(column) for column in columns]
     torch.nn.functional.cross_entropy(vectors[0] @ vectors[1].T / 0.05, torch.arange(len(TEXTS))).backward()
     torch.manual_seed(3)
-    GradCache(ours, InfoNCE(0.05), micro_batch=len(TEXTS)).step(columns)
+    GradCache(ours, InfoNCE(0.05), micro_batch=len(TEXTS), trim=False).step(columns)
     assert distance_of_gradients(ours, truth) < 1e-12
 
 

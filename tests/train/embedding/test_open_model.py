@@ -15,6 +15,7 @@ from transformers import AutoModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 import holdfast
 from holdfast.train.embedding import EmbeddingSettings, open_embedding_model
+from holdfast.train.embedding.open_model import open_tokenizer
 from tests.train.embedding.tiny_models import TEXTS, largest_distance, make_tokenizer, write_model
 
 SETTINGS = EmbeddingSettings(pooling="lasttoken")
@@ -95,4 +96,25 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         open_embedding_model(folder, SETTINGS, recompute=True, compute_dtype=torch.bfloat16)
     (folder / "config.json").unlink()
     with pytest.raises(holdfast.NotFound, match=re.escape("no config.json")):
+        open_embedding_model(folder, SETTINGS)
+
+
+def test_a_folder_without_a_model_or_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(holdfast.NotFound, match=r"none: there is no such folder with a tokenizer"):
+        open_tokenizer(tmp_path / "none")
+    folder = write_model(tmp_path / "hub", "bert")
+    (folder / "model.safetensors").rename(folder / "kept.safetensors")
+    with pytest.raises(holdfast.HoldfastError, match="hub"):
+        open_embedding_model(folder, SETTINGS)
+    (folder / "kept.safetensors").rename(folder / "model.safetensors")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": None}))
+    with pytest.raises(holdfast.InvalidArgument, match="hub: the tokenizer has no padding token"):
+        open_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{ broken")
+    with pytest.raises(holdfast.InvalidArgument, match=r"cannot open a tokenizer here; expected .* found config.json"):
+        open_tokenizer(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "nothing of the kind"}))
+    with pytest.raises(holdfast.InvalidArgument, match="hub: transformers cannot open"):
         open_embedding_model(folder, SETTINGS)

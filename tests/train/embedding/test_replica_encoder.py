@@ -37,7 +37,7 @@ def columns(dropout=True):
 
 
 @pytest.mark.parametrize(
-    "options", [{"micro_batch": 2}, {"micro_batch": 2, "trim": True}, {"micro_tokens": 7}], ids=str
+    "options", [{"micro_batch": 2}, {"micro_batch": 2, "trim": False, "sort": False}, {"micro_tokens": 7}], ids=str
 )
 @pytest.mark.parametrize("causal", [True, False])
 def test_any_micro_batch_drops_and_learns_as_the_whole_batch(options, causal):

@@ -47,6 +47,11 @@ class EmbeddingModel(nn.Module):
                 setattr(config, name, value)
 
     @property
+    def keyed_dropout(self) -> bool:
+        """True if dropout follows from `dropout_keys`, and not from the order of the rows."""
+        return isinstance(self.encoder, Decoder)
+
+    @property
     def width(self) -> int:
         """The numbers of a vector."""
         config: Any = self.encoder.config

@@ -8,8 +8,9 @@ random numbers of the first. (Gao et al., 2021: Scaling deep contrastive learnin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,19 +19,12 @@ from torch import nn
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding.columns import gather_columns
 from holdfast.train.embedding.gradient_sync import GradientSync, StepSync
-from holdfast.train.embedding.micro_batches import row_count, row_ranges, take_rows
-from holdfast.train.embedding.module_passes import ModulePasses
+from holdfast.train.embedding.micro_batches import DividedColumn, Division, row_count
+from holdfast.train.embedding.module_passes import ModulePasses, device_of
 from holdfast.train.embedding.pipeline_passes import PipelinePasses
 from holdfast.train.embedding.replica_encoder import ReplicaEncoder
 from holdfast.train.embedding.replica_sync import ReplicaSync
-
-
-class _Part(NamedTuple):
-    """Some rows of a column."""
-
-    column: int
-    begin: int
-    end: int
+from holdfast.train.embedding.usable_batch import agreed
 
 
 class GradCache:
@@ -42,12 +36,13 @@ class GradCache:
         loss: Called with `Columns` and the keywords of `step`; returns this rank's share of the loss. If it is a
             module, its parameters, such as a learned temperature, get gradients too.
         micro_batch: Rows that are encoded at once.
-        micro_tokens: Tokens that are encoded at once, instead: rows of different lengths make parts of similar work.
+        micro_tokens: Tokens that are encoded at once, with padding, instead: short rows then make large parts.
         group: The ranks that share the batch, each with rows of its own; they may hold different numbers of them.
             DDP and FSDP2 modules send gradients once, with the last micro batch; those of a plain module are added up.
             A `ReplicaEncoder` has its own.
-        trim: Cut the padding that follows the longest row of each micro batch. Torch's dropout then draws other
-            numbers; that of the trainer's model does not.
+        trim: Cut the padding that follows the longest row of each micro batch.
+        sort: Put rows of similar length into the same micro batch, so that little is padding. By default where dropout
+            does not depend on it: for the trainer's model. Torch's dropout draws other numbers in another order.
 
     Gradients are those of the loss of the whole batch, whatever the number of ranks and micro batches.
     """
@@ -61,11 +56,11 @@ class GradCache:
         micro_tokens: int | None = None,
         group: dist.ProcessGroup | None = None,
         module: nn.Module | None = None,
-        trim: bool = False,
+        trim: bool = True,
+        sort: bool | None = None,
     ) -> None:
-        for name, value in (("micro_batch", micro_batch), ("micro_tokens", micro_tokens)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidArgument(f"{name}={value!r} must be an integer of at least 1")
+        keyed = getattr(encode, "keyed_dropout", False)
+        self._division = Division(micro_batch, micro_tokens, trim, keyed if sort is None else sort)
         if isinstance(encode, ReplicaEncoder):
             if group is not None or module is not None:
                 raise InvalidArgument("a ReplicaEncoder has its own group and module: leave out group= and module=")
@@ -74,7 +69,6 @@ class GradCache:
             group, module = encode.group, encode.replica.module
         self._encode = encode
         self._loss = loss
-        self._micro_batch, self._micro_tokens, self._trim = micro_batch, micro_tokens, trim
         self._group = None if group is None or group.size() == 1 else group
         self._module = module if module is not None or not isinstance(encode, nn.Module) else encode
 
@@ -88,14 +82,15 @@ class GradCache:
                 of a GradScaler.
             extras: Given to the loss: labels, a teacher's scores or embeddings, numbers of texts.
         """
-        parts, inputs = self._micro_batches(columns, training=True)
+        divided = self._divided(columns, training=True)
+        inputs = _inputs(divided)
         sync, passes = self._passes(self._loss if isinstance(self._loss, nn.Module) else None)
         with sync.step():
             leaves = [embedding.requires_grad_() for embedding in passes.forward(inputs)]
 
             def compute() -> torch.Tensor:
                 with torch.enable_grad():
-                    share = self._share(parts, leaves, len(columns), extras)
+                    share = self._share(divided, leaves, extras)
                     (share * scale).backward()  # type: ignore[no-untyped-call]
                 return share.detach()
 
@@ -107,33 +102,35 @@ class GradCache:
     @torch.no_grad()
     def evaluate(self, columns: Sequence[Any], **extras: Any) -> torch.Tensor:
         """Return the loss of a batch without gradients, the same on every rank. Collective."""
-        parts, inputs = self._micro_batches(columns, training=False)
+        divided = self._divided(columns, training=False)
         _, passes = self._passes(None)
-        embeddings = passes.forward(inputs)
-        share = passes.on_every_rank(lambda: self._share(parts, embeddings, len(columns), extras).detach())
+        embeddings = passes.forward(_inputs(divided))
+        share = passes.on_every_rank(lambda: self._share(divided, embeddings, extras).detach())
         return share if self._group is None else _sum(share, self._group)
 
     @torch.no_grad()
     def encode(self, column: Any) -> torch.Tensor:
         """Return the embeddings of one column without gradients, the same on all stages of a pipeline. Collective."""
-        _, inputs = self._micro_batches([column], training=False)
+        divided = self._divided([column], training=False)
         _, passes = self._passes(None)
-        embeddings = passes.forward(inputs)
-        return passes.on_every_rank(lambda: torch.cat(embeddings))
+        embeddings = passes.forward(_inputs(divided))
+        return passes.on_every_rank(lambda: divided[0].join(embeddings))
 
-    def _micro_batches(self, columns: Sequence[Any], *, training: bool) -> tuple[list[_Part], list[Any]]:
-        """Divide the columns into parts; return those with their inputs."""
-        missing = [number for number, column in enumerate(columns) if not row_count(column)]
-        if missing or not columns:
-            raise InvalidArgument(f"column {missing[0]} has no rows" if missing else "a batch needs columns")
-        if isinstance(self._encode, ReplicaEncoder):
-            self._encode.check(columns, training=training)
-        parts = [
-            _Part(number, begin, end)
-            for number, column in enumerate(columns)
-            for begin, end in row_ranges(column, self._micro_batch, self._micro_tokens)
-        ]
-        return parts, [take_rows(columns[part.column], part.begin, part.end, trim=self._trim) for part in parts]
+    def _divided(self, columns: Sequence[Any], *, training: bool) -> list[DividedColumn]:
+        """Divide the columns into micro batches. Raises on every rank if those of any rank cannot be used."""
+
+        def divide() -> list[DividedColumn]:
+            counts = [row_count(column) for column in columns]
+            if not counts or 0 in counts:
+                raise InvalidArgument(f"column {counts.index(0)} has no rows" if counts else "a batch needs columns")
+            if len(set(counts)) != 1:
+                found = ", ".join(map(str, sorted(set(counts))))
+                raise InvalidArgument(f"the columns have {found} rows: give each as many")
+            if isinstance(self._encode, ReplicaEncoder):
+                self._encode.check(columns, training=training)
+            return [self._division.divide(column) for column in columns]
+
+        return agreed(divide, len(columns), self._group, device_of(columns[:1], self._module))
 
     def _passes(self, loss: nn.Module | None) -> tuple[StepSync, ModulePasses | PipelinePasses]:
         if not isinstance(self._encode, ReplicaEncoder):
@@ -145,19 +142,18 @@ class GradCache:
         return sync, ModulePasses(self._encode, self._module, sync)
 
     def _share(
-        self, parts: Sequence[_Part], embeddings: Sequence[torch.Tensor], columns: int, extras: dict[str, Any]
+        self, divided: Sequence[DividedColumn], embeddings: Sequence[torch.Tensor], extras: dict[str, Any]
     ) -> torch.Tensor:
         """Return this rank's share of the loss."""
-        for part, embedding in zip(parts, embeddings, strict=True):
-            if embedding.dim() != 2 or embedding.shape[0] != part.end - part.begin:
-                found, rows = list(embedding.shape), part.end - part.begin
-                raise InvalidArgument(f"encode returned {found} for {rows} rows; expected [rows, dim]")
-        own = [
-            torch.cat([found for part, found in zip(parts, embeddings, strict=True) if part.column == column])
-            for column in range(columns)
-        ]
-        wide = [column if column.dtype == torch.float64 else column.float() for column in own]
-        return self._loss(gather_columns(wide, self._group), **extras)
+        found, own = iter(embeddings), []
+        for column in divided:
+            joined = column.join(list(itertools.islice(found, len(column.sizes))))
+            own.append(joined if joined.dtype == torch.float64 else joined.float())
+        return self._loss(gather_columns(own, self._group), **extras)
+
+
+def _inputs(divided: Sequence[DividedColumn]) -> list[Any]:
+    return [inputs for column in divided for inputs in column.inputs]
 
 
 def _sum(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

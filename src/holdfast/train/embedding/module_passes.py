@@ -26,7 +26,7 @@ class ModulePasses:
     @torch.no_grad()
     def forward(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Return the embeddings of each micro batch, after as many forward passes as every other rank's."""
-        device = _device_of(inputs[0], self._module)
+        device = device_of(inputs[:1], self._module)
         if self._sync.is_collective:  # ranks agree before the first pass: it may use the same process group
             self._idle = most_of_ranks(len(inputs), self._sync.group, device) - len(inputs)
         embeddings = []
@@ -62,8 +62,9 @@ def most_of_ranks(count: int, group: dist.ProcessGroup | None, device: torch.dev
     return int(most)
 
 
-def _device_of(rows: Any, module: nn.Module | None) -> torch.device:
-    values = rows.values() if isinstance(rows, Mapping) else [rows]
+def device_of(inputs: Sequence[Any], module: nn.Module | None) -> torch.device:
+    """Return the device that a module and its inputs are on; that of the CPU if they are on no other."""
+    values = [value for rows in inputs for value in (rows.values() if isinstance(rows, Mapping) else [rows])]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     tensors += [] if module is None else module.parameters()
     found = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}

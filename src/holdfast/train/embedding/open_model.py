@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.api import load, open_checkpoint
-from holdfast.core.errors import InvalidArgument, NotFound
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.train.embedding.embedding_model import EmbeddingModel
 from holdfast.train.embedding.embedding_settings import EmbeddingSettings
 from holdfast.train.embedding.sentence_folder import read_sentence_folder
@@ -61,14 +61,19 @@ def open_embedding_model(
     refused = [*changes, *(name for name, given in options.items() if given)]
     if refused:
         raise InvalidArgument(f"{', '.join(refused)}: only decoders of {', '.join(FAMILIES)} take this")
-    from transformers import AutoModel
-
     tokenizer = open_tokenizer(folder)
-    loaded: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, **_LOCAL)
-    encoder = loaded.to(device)
+    encoder = _open_encoder(folder).to(device)
     encoder.config.use_cache = False
     positions = getattr(encoder.config, "max_position_embeddings", None)
     return EmbeddingModel(encoder, with_limit(settings, tokenizer, positions), tokenizer)
+
+
+def _open_encoder(folder: Path) -> Any:
+    transformers = _transformers(folder)
+    try:
+        return transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, **_LOCAL)
+    except Exception as error:
+        raise InvalidArgument(f"{folder}: transformers cannot open the model: {_summary(error)}") from error
 
 
 def _open_decoder(
@@ -95,10 +100,43 @@ def body_mapping(decoder: Decoder, keys: list[str]) -> str | None:
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """Open the tokenizer of a folder with transformers; nothing is downloaded."""
-    from transformers import AutoTokenizer
+    """Open the tokenizer of a folder with transformers; nothing is downloaded.
 
-    return AutoTokenizer.from_pretrained(folder, **_LOCAL)
+    Raises NotFound if the folder is missing, InvalidArgument if transformers finds no tokenizer in it.
+    """
+    if not folder.is_dir():
+        raise NotFound(f"{folder}: there is no such folder with a tokenizer")
+    transformers = _transformers(folder)
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+    except Exception as error:
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise InvalidArgument(
+            f"{folder}: transformers cannot open a tokenizer here; expected tokenizer.json and tokenizer_config.json, "
+            f"found {names}: {_summary(error)}"
+        ) from error
+    if found.pad_token_id is None:
+        raise InvalidArgument(
+            f"{folder}: the tokenizer has no padding token, so texts cannot share a batch: set pad_token in "
+            "tokenizer_config.json, to the eos_token if it has no other"
+        )
+    return found
+
+
+def _transformers(folder: Path) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise Unsupported(
+            f"{folder}: tokenizers and encoders need transformers, which is not installed: "
+            f"pip install 'holdfast[transformers]' ({error})"
+        ) from None
+    return transformers
+
+
+def _summary(error: Exception) -> str:
+    """Return the class of an error, and the beginning of its message in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def with_limit(settings: EmbeddingSettings, tokenizer: Any, positions: int | None) -> EmbeddingSettings:

@@ -31,6 +31,8 @@ class ReplicaEncoder:
         causal: False for attention in both directions, over the tokens of the mask.
     """
 
+    keyed_dropout = True  # it follows from `dropout_keys`, and not from the order of the rows
+
     def __init__(
         self, replica: ModelReplica, pool: Callable[[torch.Tensor, Any], torch.Tensor], *, causal: bool = True
     ) -> None:

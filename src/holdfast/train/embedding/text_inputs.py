@@ -10,6 +10,7 @@ import torch
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding.embedding_settings import EmbeddingSettings
 from holdfast.train.embedding.micro_batches import MASK
+from holdfast.train.embedding.pooling import pad_right
 
 PROMPT_LENGTH = "prompt_length"
 
@@ -25,12 +26,12 @@ class TextInputs:
         self._prompt_lengths: dict[str, int] = {}
 
     def __call__(self, texts: Sequence[str], prompt_name: str | None = None) -> dict[str, torch.Tensor]:
-        """Return the inputs of a model for texts of one side, padded to the longest.
+        """Return the inputs of a model for texts of one side, padded on the right to the longest.
 
         Raises InvalidArgument for a name that is not in the settings, and for a text without any token.
         """
         prompt = self._settings.prompt(prompt_name)
-        inputs = self._tokens([prompt + text for text in texts])
+        inputs = pad_right(self._tokens([prompt + text for text in texts]))
         empty = (inputs[MASK].sum(1) == 0).nonzero()
         if len(empty):
             raise InvalidArgument(f"text {int(empty[0])}, {texts[int(empty[0])]!r}, has no tokens, and so no vector")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.core.errors import InvalidArgument, Unsupported
+from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
 from holdfast.train.config import RunConfig
 from holdfast.train.embedding.trainer import EmbeddingConfig
 from holdfast.train.open_run import open_run
 from holdfast.train.settings import apply_sets, read_toml
-from tests.dist.embedding_cases import config
+from tests.dist.embedding_cases import config, write_data
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 
@@ -44,7 +45,7 @@ def test_the_example_has_data_that_its_script_writes(tmp_path: Path) -> None:
     ("sets", "message"),
     [
         ({"loss__kind": "cosent"}, "loss.learned: cosent has no such option"),
-        ({"loss__margin_of": "relative"}, "loss.margin, which is missing"),
+        ({"loss__margin_of": "relative"}, "says how loss.margin counts, which is missing"),
         ({"train__accumulation": 2}, "leave accumulation out"),
         ({"train__micro_tokens": 64}, "micro_batch and train.micro_tokens: give one"),
         ({"train__global_batch": 0}, "train.global_batch=0 must be at least 1"),
@@ -60,7 +61,6 @@ def test_mistakes_are_named(tmp_path: Path, sets: dict[str, Any], message: str) 
     with pytest.raises(InvalidArgument, match=message):
         found = config(tmp_path, tmp_path, **sets)
         found.check(1)
-        [each.open() for each in found.data.sets]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,19 @@ def test_a_layout_that_cannot_run_is_refused(
     found = config(tmp_path, tmp_path, layout, **sets)
     with pytest.raises(InvalidArgument, match=message):
         found.check(found.layout.world)
+
+
+def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    found = config(tmp_path / "run", tmp_path / "data", data__made_by="python make.py")
+    with pytest.raises(NotFound, match=r"data/pairs.jsonl is missing, and 4 more .*: make them with: python make.py"):
+        found.check(1)
+    (write_data(tmp_path / "data") / "graded.jsonl").unlink()
+    with pytest.raises(NotFound, match=r"data/graded.jsonl is missing, looked for from /"):
+        found.check(1)
+    shutil.rmtree(tmp_path / "data" / "tokenizer")
+    (tmp_path / "data" / "graded.jsonl").touch()
+    with pytest.raises(NotFound, match=r"data/tokenizer \(the folder of the tokenizer\) is missing"):
+        config(tmp_path / "run", tmp_path / "data").check(1)
 
 
 def test_decoders_with_experts_are_refused(tmp_path: Path) -> None:

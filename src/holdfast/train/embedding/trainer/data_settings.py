@@ -35,11 +35,20 @@ class TextSetConfig:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingDataConfig:
-    """The rows to train on. `tokenizer` is a folder with a tokenizer; without it that of train.start_from is used."""
+    """The rows to train on. `tokenizer` is a folder with a tokenizer; without it that of train.start_from is used.
+
+    `made_by` is a command that writes the files; an error about a missing one names it.
+    """
 
     sets: tuple[TextSetConfig, ...]
     tokenizer: str = ""
     seed: int = 1
+    made_by: str = ""
+
+    @property
+    def files(self) -> list[str]:
+        """The files of all sets."""
+        return [path for each in self.sets for path in each.files]
 
     def open(self, global_batch: int) -> EmbeddingData:
         """Read and check every row of every file."""
@@ -94,6 +103,12 @@ class EvaluationConfig:
             raise InvalidArgument(f"evaluation.sets are named {names}: give each a name of its own")
         if self.batch < 1 or not self.recall_at or min(self.recall_at) < 1:
             raise InvalidArgument("evaluation.batch and every number of evaluation.recall_at must be at least 1")
+
+    @property
+    def files(self) -> list[str]:
+        """The files of all sets."""
+        named = [(each.rows, each.queries, each.documents, each.relevant) for each in self.sets]
+        return [path for paths in named for path in paths if path]
 
     def open(self) -> dict[str, HeldOut]:
         """Read all sets, by name."""

@@ -91,12 +91,11 @@ class EmbeddingConfig:
         return f"global batch {train.global_batch} = {rows} rows x data parallel {ranks}, encoded {at_once} at a time"
 
     def check(self, world: int) -> None:
-        """Raise InvalidArgument if the run is not valid on `world` ranks."""
+        """Raise InvalidArgument if the run is not valid on `world` ranks, NotFound if one of its files is missing."""
         self.layout.check(world, self.model)
         if self.model.traits.experts:
             raise Unsupported(f"embedding models of the family {self.model.family!r}: decoders with experts")
-        self.embedding.check_width(self.model.hidden_size)
-        self.loss.make(self.embedding.dims)
+        self.check_sizes()
         rows = self.train.global_batch or 0
         if rows < self.layout.dp:
             raise InvalidArgument(f"train.global_batch={rows} leaves some of {self.layout.dp} ranks without a row")
@@ -107,6 +106,22 @@ class EmbeddingConfig:
                 f"train.evaluate_every={self.train.evaluate_every}, but there are no evaluation.sets: add one, or set "
                 "evaluate_every=0"
             )
+        for each in self.data.sets:
+            each.open()  # checks its settings; the files are read by EmbeddingData
+        self._check_files()
+
+    def check_sizes(self) -> None:
+        """Raise InvalidArgument for dims that the vectors do not have, and for options that the loss does not have."""
+        self.embedding.check_width(self.model.hidden_size)
+        self.loss.make(self.embedding.dims)
+
+    def _check_files(self) -> None:
+        missing = [path for path in [*self.data.files, *self.evaluation.files] if not Path(path).is_file()]
+        missing += [] if self.tokenizer.is_dir() else [f"{self.tokenizer} (the folder of the tokenizer)"]
+        if missing:
+            more = f", and {len(missing) - 1} more of the config's files" if len(missing) > 1 else ""
+            way = f"make them with: {self.data.made_by}" if self.data.made_by else "give paths that exist"
+            raise NotFound(f"{missing[0]} is missing{more}, looked for from {Path.cwd()}: {way}")
 
 
 def parse_embedding_config(tables: dict[str, Any]) -> EmbeddingConfig:

@@ -76,7 +76,7 @@ class EmbeddingTrainer(TrainingRun):
         pooling = Pooling(settings.pooling, include_prompt=settings.include_prompt, normalize=settings.normalize)
         encoder = ReplicaEncoder(self.replica, pooling, causal=settings.causal)
         return encoder.group, GradCache(
-            encoder, self.loss, micro_batch=train.rows_at_once, micro_tokens=train.micro_tokens, trim=True
+            encoder, self.loss, micro_batch=train.rows_at_once, micro_tokens=train.micro_tokens
         )
 
     def state(self) -> dict[str, Any]:

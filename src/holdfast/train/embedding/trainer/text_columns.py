@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.train.embedding.micro_batches import MASK
-from holdfast.train.embedding.pooling import pad_right, pool, unit_vectors
+from holdfast.train.embedding.pooling import pool, unit_vectors
 from holdfast.train.embedding.replica_encoder import DROPOUT_KEYS, IDS
 from holdfast.train.embedding.text_inputs import PROMPT_LENGTH, TextInputs
 from holdfast.train.models.dropout import sample_keys
@@ -32,7 +32,7 @@ class TextColumns:
 
     def side(self, texts: Sequence[str], side: str) -> Column:
         """Return the inputs for texts of one side, without dropout."""
-        found = pad_right(self._text_inputs(texts, side))
+        found = self._text_inputs(texts, side)
         names = (IDS, MASK, PROMPT_LENGTH)
         return {name: found[name].to(self._device) for name in names if name in found}
 
