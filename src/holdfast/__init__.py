@@ -27,6 +27,7 @@ from holdfast.version import __version__
 
 if TYPE_CHECKING:
     from holdfast import keep, tokens, when
+    from holdfast.adapters.program.export_program import export_program
     from holdfast.adapters.tensors import FlatShard
     from holdfast.api import load, save
     from holdfast.api import open_checkpoint as open
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     from holdfast.ema import EMA
     from holdfast.engine.load_report import LoadReport
     from holdfast.engine.peek import Peek
+    from holdfast.engine.program_load import load_program
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
     from holdfast.merging.lora.merge_lora_call import merge_lora
     from holdfast.merging.merge_call import merge
+    from holdfast.program.model_program import Program
     from holdfast.random_streams import RandomStreams
     from holdfast.sizes.memory_plan import MemoryPlan, plan_memory
 
@@ -50,6 +53,9 @@ _HOMES = {
     "open": ("holdfast.api", "open_checkpoint"),
     "merge": ("holdfast.merging.merge_call", "merge"),
     "merge_lora": ("holdfast.merging.lora.merge_lora_call", "merge_lora"),
+    "export_program": ("holdfast.adapters.program.export_program", "export_program"),
+    "load_program": ("holdfast.engine.program_load", "load_program"),
+    "Program": ("holdfast.program.model_program", "Program"),
     "Checkpoint": ("holdfast.checkpoint.checkpoint", "Checkpoint"),
     "Checkpointer": ("holdfast.checkpointer", "Checkpointer"),
     "SaveHandle": ("holdfast.engine.save_handle", "SaveHandle"),
@@ -85,6 +91,7 @@ __all__ = [
     "NotFound",
     "Peek",
     "PeerFailed",
+    "Program",
     "RandomStreams",
     "SaveHandle",
     "Skipped",
@@ -93,8 +100,10 @@ __all__ = [
     "Unsupported",
     "Untrusted",
     "__version__",
+    "export_program",
     "keep",
     "load",
+    "load_program",
     "merge",
     "merge_lora",
     "open",

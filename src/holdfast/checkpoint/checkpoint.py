@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.checkpoint.complex_pairs import as_complex
 from holdfast.checkpoint.reading import PORTION_BYTES, Loading
 from holdfast.checkpoint.verify import VerifyReport, verify
 from holdfast.core import limits, names
@@ -30,6 +31,7 @@ from holdfast.plan.files import ArrayDestination, Place, ShardDestination, Tenso
 from holdfast.plan.load_plan import StoredBlock, StoredFile, Want, plan_load
 from holdfast.plan.recipe import Recipe, destinations_of
 from holdfast.plan.staging import HostStaging
+from holdfast.program.model_program import Program
 from holdfast.storage.base import MemoryReader, Readable, Reader
 
 _CONFIG = "config.json"
@@ -339,6 +341,13 @@ class Checkpoint:
             return None
         return fields if isinstance(fields, dict) else None
 
+    @cached_property
+    def program(self) -> Program | None:
+        """The model as a program: plain data, read without torch; None for a checkpoint without one."""
+        if names.PROGRAM not in self.manifest.files:
+            return None
+        return Program.from_json(self.read_file(names.PROGRAM), f"{self.path}/{names.PROGRAM}")
+
     def read_file(self, name: str) -> bytes:
         """Read and verify a whole small file; raises NotFound only if the manifest does not record it."""
         record = self.manifest.files.get(name)
@@ -389,10 +398,3 @@ def _tp_degree(writer: Mapping[str, Any]) -> int | None:
     """Return the recorded tensor-parallel degree, or None if the manifest records no mesh."""
     mesh = writer.get("mesh")
     return tp_degree_of(mesh) if mesh else None
-
-
-def as_complex(array: npt.NDArray[Any], logical: str) -> npt.NDArray[Any]:
-    """View pairs of reals as complex numbers; numpy has no complex32, so it becomes complex64."""
-    if logical == "complex32":
-        array = array.astype(np.float32)
-    return np.ascontiguousarray(array).view(np.complex64 if logical == "complex32" else np.complex128)[..., 0]

@@ -23,8 +23,8 @@ from holdfast.mapping.families.qwen3_moe import QWEN3_MOE
 
 __all__ = [
     "FAMILIES",
+    "BuiltinProgram",
     "ModelFamily",
-    "Program",
     "builtin_program",
     "family_of",
     "is_name",
@@ -39,7 +39,7 @@ _REVERSE_PREFIX = "from-"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class BuiltinProgram:
     """A built-in program: its text, starting from Hugging Face keys, and whether to reverse it.
 
     `renames` are alternative names for parts of its targets, which the reverse accepts as well.
@@ -75,7 +75,9 @@ def family_of(config: Mapping[str, Any]) -> ModelFamily:
     )
 
 
-def builtin_program(name: str, config: Mapping[str, Any] | None = None, keys: Iterable[str] | None = None) -> Program:
+def builtin_program(
+    name: str, config: Mapping[str, Any] | None = None, keys: Iterable[str] | None = None
+) -> BuiltinProgram:
     """Return the built-in mapping of that name.
 
     `config` is the model's config.json. It provides numbers for some programs, and the family for names
@@ -91,7 +93,7 @@ def builtin_program(name: str, config: Mapping[str, Any] | None = None, keys: It
             full = ", ".join(f"{each.name}-{word}" for each in FAMILIES if variant in each.programs)
             raise InvalidArgument(f"the mapping {name!r} needs a config.json or the name of the family: {full}")
         family = family_of(config)
-    return Program(name, family.program(variant, config, keys), is_reverse(name), family.renames)
+    return BuiltinProgram(name, family.program(variant, config, keys), is_reverse(name), family.renames)
 
 
 def _split(word: str) -> tuple[ModelFamily | None, str]:
