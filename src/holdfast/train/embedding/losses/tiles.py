@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 EXCLUDED = -1e30  # the score of a candidate that does not count: no exponential of it is more than 0
-TILE_ROWS, TILE_COLUMNS = 1024, 4096
+TILE_ROWS, TILE_COLUMNS = 512, 2048
 
 # Returns the scores of rows [begin, end) and candidates [begin, end).
 Scores = Callable[[slice, slice], torch.Tensor]
