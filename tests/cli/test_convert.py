@@ -14,6 +14,7 @@ import torch
 import holdfast
 from holdfast.checkpoint.reading import Loading
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound
+from holdfast.mapping.program import Mapping
 from holdfast.storage.local import LocalReader
 from tests.cli.calls import call, process
 from tests.convert.megatron import CONFIG, write_hub, write_iteration, write_run
@@ -303,6 +304,35 @@ def test_a_config_of_another_model_is_refused_for_megatrons_names(tmp_path):
     assert done.exit_code == 0 and "num_key_value_heads 4 of config.json are taken as they are" in done.output
     more = write_hub(tmp_path / "more", num_hidden_layers=3)
     assert "num_hidden_layers is 3" in call("convert", source, tmp_path / "o", *options, more, "--dry-run").output
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rope_theta": 5e5}, "rope_theta is 500000, and the args have rotary_base 10000"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, and the args have norm_epsilon 1e-06"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is true, and the args have untie_embeddings_and_output_w"),
+    ],
+)
+@pytest.mark.parametrize("own", [False, True])
+def test_what_no_shape_shows_is_compared_with_the_args_of_the_run(tmp_path, changes, says, own):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub", **changes)
+    (tmp_path / "own.map").write_text(str(Mapping.parse("llama-from-megatron-dist", CONFIG)))
+    name = tmp_path / "own.map" if own else "llama-from-megatron-dist"
+    found = call("convert", source, tmp_path / "out", "--to", "hf", "--map", name, "--config", hub).exception
+    assert isinstance(found, Mismatch) and says in str(found)
+    assert str(found).startswith(f"{hub}/config.json is not that of this checkpoint: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_config_of_another_family_is_noted(tmp_path):
+    source = write_iteration(tmp_path / "iter_0000100")
+    hub = write_hub(tmp_path / "hub", model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=None)
+    done = call("convert", source, tmp_path / "out", "--to", "hf", "--map", "llama-from-megatron-dist", "--config", hub)
+    assert done.exit_code == 0, done.exception
+    assert "note: config.json has model_type 'mistral', and the mapping llama-from-megatron-dist gives" in done.output
+    assert "has model_type" not in call("convert", source, tmp_path / "o", "--map", "llama-from-megatron-dist",
+                                        "--config", write_hub(tmp_path / "own"), "--dry-run").output  # fmt: skip
 
 
 def test_the_mapping_is_named_where_it_was_left_out_or_is_another(tmp_path):

@@ -17,7 +17,10 @@ CONFIG = {
 }  # fmt: skip
 ARGS = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "group_query_attention": True,
-    "num_query_groups": 2, "kv_channels": 8, "tensor_model_parallel_size": 2,
+    "num_query_groups": 2, "kv_channels": 8, "tensor_model_parallel_size": 2, "ffn_hidden_size": 48,
+    "norm_epsilon": 1e-6, "rotary_base": 10000, "swiglu": True, "normalization": "RMSNorm",
+    "position_embedding_type": "rope", "untie_embeddings_and_output_weights": True, "vocab_size": 61,
+    "max_position_embeddings": 2048, "padded_vocab_size": 128,
 }  # fmt: skip
 
 
@@ -39,6 +42,7 @@ def write_iteration(folder: Path, args: dict[str, Any] | None = ARGS, *, tied: b
     state |= {name: torch.randn(128, 32) for name in ends[: 1 if tied else 2]}
     save_dcp(folder, state)
     if args is not None:
+        args = {**args, "untie_embeddings_and_output_weights": not tied}
         common = {"args": argparse.Namespace(**args), "iteration": int(folder.name.removeprefix("iter_"))}
         (folder / "common.pt").write_bytes(torch_file(common))
     return folder

@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.convert.megatron_config import check_config, check_given
+from holdfast.convert.megatron_config import check_config, check_given, check_values
 from holdfast.core.errors import Mismatch
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping.syntax.statement import Sized
@@ -42,14 +42,16 @@ def test_numbers_that_only_args_contradict():
         Mismatch, match="num_attention_heads is 8, and the checkpoint has 4; num_key_value_heads is 4, "
     ):
         check_config(stored(stacked=True), ARGS, CONFIG | SAME_SHAPES)
-    (note,) = check_config(stored(stacked=True), None, CONFIG | SAME_SHAPES)
+    note, values = check_config(stored(stacked=True), None, CONFIG | SAME_SHAPES)
+    assert "rope_theta 10000 and rms_norm_eps 1e-06 of config.json not compared" in values
     assert "num_attention_heads 8 and num_key_value_heads 4 of config.json are taken as they are" in note
 
 
 def test_a_vocabulary_smaller_than_that_of_the_args_is_refused():
     with pytest.raises(Mismatch, match="vocab_size is 50, and the checkpoint's args have 61, which would lose tokens"):
         check_config(stored(stacked=True), ARGS | {"vocab_size": 61}, CONFIG | {"vocab_size": 50})
-    assert check_config(stored(stacked=True), ARGS | {"vocab_size": 60}, CONFIG) == ()
+    (note,) = check_config(stored(stacked=True), ARGS | {"vocab_size": 60}, CONFIG)
+    assert "rows 60 to 60 are padding or unused" in note
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,8 @@ def test_a_given_config_is_that_of_the_source(changes, says):
 def test_norms_of_heads_tell_the_size_of_a_head():
     with pytest.raises(Mismatch, match="head_dim is 4, and the checkpoint has 8"):
         check_config(stored(stacked=True, q_layernorm=(8,)), None, CONFIG | SAME_SHAPES)
-    assert check_config(stored(stacked=True, q_layernorm=(8,)), None, CONFIG) == ()
+    (note,) = check_config(stored(stacked=True, q_layernorm=(8,)), None, CONFIG)
+    assert "num_attention_heads" not in note and "rope_theta" in note
 
 
 @pytest.mark.parametrize(
@@ -90,13 +93,33 @@ def test_what_fits(args, kv_heads):
 @pytest.mark.parametrize("config", [{}, {"num_attention_heads": 4}, CONFIG])
 def test_what_is_not_known_is_not_compared(args, config):
     check_config(stored(stacked=True), args, config)
-    assert check_config({}, args, config) == ()
+    assert all("not compared" in note for note in check_config({}, args, config))
 
 
 def test_latent_attention_has_heads_of_its_own():
     shapes = {"decoder.layers.0.self_attention.linear_kv_up_proj.weight": Sized((8, 4), dtype_named("float32"))}
     args = {"num_attention_heads": 4, "kv_channels": 9, "group_query_attention": True, "num_query_groups": 1}
     config = CONFIG | {"num_hidden_layers": 1, "num_key_value_heads": 4}
-    assert check_config(shapes, args, config) == ()
+    assert all("not compared" in note for note in check_config(shapes, args, config))
     with pytest.raises(Mismatch, match="num_attention_heads is 4, and the checkpoint has 8"):
         check_config(shapes, args | {"num_attention_heads": 8}, config)
+
+
+def test_the_file_of_the_config_is_named_where_it_was_given():
+    with pytest.raises(
+        Mismatch, match=r"^hub/config\.json is not that of this checkpoint: .*; correct it, or give the"
+    ):
+        check_config(stored(stacked=True), ARGS, CONFIG | {"rope_theta": 5e5}, "hub/config.json")
+    with pytest.raises(
+        Mismatch, match=r"^config\.json is not that of this checkpoint: rope_theta .*; give the model's"
+    ):
+        check_config(stored(stacked=True), ARGS, CONFIG | {"rope_theta": 5e5})
+
+
+def test_layouts_are_refused_for_built_in_mappings_only():
+    args = ARGS | {"apply_layernorm_1p": True}
+    with pytest.raises(Mismatch, match="apply_layernorm_1p"):
+        check_config(stored(stacked=True), args, CONFIG)
+    assert check_values(stored(stacked=True), args, CONFIG) == ()
+    with pytest.raises(Mismatch, match="rope_theta is 10000, and the args have rotary_base 5"):
+        check_values(stored(stacked=True), args | {"rotary_base": 5}, CONFIG)

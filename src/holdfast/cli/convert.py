@@ -152,7 +152,7 @@ def command(
             max_shard_size=max_shard_size,
             verify=not no_verify,
             force=force,
-            mapping=MappingOptions(mapping, reverse, tp_degree, None if config is None else _read_config(config)),
+            mapping=_mapping_options(mapping, reverse, tp_degree, config),
             linear_weights=linear_weights,
             uint16=uint16,
             dequantize=dequantize,
@@ -166,6 +166,14 @@ def command(
             done = _convert(source, destination, options, ranks)
         if rank == 0:
             _print_result(done, as_json=as_json, loadable=_is_loadable(done, options))
+
+
+def _mapping_options(mapping: str | None, reverse: bool, tp_degree: int | None, config: str | None) -> MappingOptions:
+    if config is None:
+        return MappingOptions(mapping, reverse, tp_degree)
+    path = Path(config).expanduser()
+    name = str(path / "config.json" if path.is_dir() else path)
+    return MappingOptions(mapping, reverse, tp_degree, _read_config(config), name)
 
 
 def _read_config(path: str) -> dict[str, Any]:

@@ -35,10 +35,11 @@ class _Differences:
     shapes: list[str]
 
 
-def check_model(contents: Contents, selected: Contents, config: Config) -> None:
+def check_model(contents: Contents, selected: Contents, config: Config, name: str = "config.json") -> None:
     """Raise Mismatch if a mapped model is not that of its config.json. Models of custom code are not compared.
 
-    `selected` are the contents that are written: a key that the user removed is no unexpected one.
+    `selected` are the contents that are written: a key that the user removed is no unexpected one. `name` is the
+    file that the config is from.
     """
     group = contents.groups.get("model")
     if group is None or config.get("auto_map"):
@@ -55,7 +56,7 @@ def check_model(contents: Contents, selected: Contents, config: Config) -> None:
         kept = {*selected.groups["model"].tensors, *selected.groups["model"].aliases}
         found.unexpected = [key for key in found.unexpected if key in kept and not _is_never_loaded(key, config)]
     if found.missing or found.unexpected or found.shapes:
-        raise Mismatch(_message(found, config))
+        raise Mismatch(_message(found, config, name))
 
 
 def _written_shapes(group: Group, config: Config) -> dict[str, Shape]:
@@ -66,7 +67,7 @@ def _written_shapes(group: Group, config: Config) -> dict[str, Shape]:
     return shapes
 
 
-def _message(found: _Differences, config: Config) -> str:
+def _message(found: _Differences, config: Config, name: str) -> str:
     parts = [
         f"{label} {_some(keys)}"
         for label, keys in (
@@ -82,7 +83,7 @@ def _message(found: _Differences, config: Config) -> str:
     elif found.unexpected and not found.missing and not found.shapes:
         way_out += "; --remove PATTERN leaves keys out"
     return (
-        f"the result is not the model of config.json (model_type {config.get('model_type')!r}): {'; '.join(parts)}; "
+        f"the result is not the model of {name} (model_type {config.get('model_type')!r}): {'; '.join(parts)}; "
         f"from_pretrained would give missing weights initial values; {way_out}"
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.convert.megatron_config import check_config, check_given
+from holdfast.convert.megatron_config import check_config, check_given, check_values
 from holdfast.convert.megatron_extras import leads_to_hub, without_extras
 from holdfast.convert.megatron_names import has_hub_names, has_megatron_names, mapping_hint
 from holdfast.convert.select import is_model
@@ -26,13 +26,14 @@ _CONFIG = "config.json"
 class MappingOptions:
     """The user's mapping, its direction, and the TP degree of fused weights.
 
-    `config` replaces the source's config.json.
+    `config` replaces the source's config.json, and `config_name` is the file that it was read from.
     """
 
     written: Any = None
     reverse: bool = False
     tp_degree: int | None = None
     config: Mapping[str, Any] | None = None
+    config_name: str = _CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +122,32 @@ def _programs(
         check_given(options.config, own)
     found = programs(options.written, modules, model_info, reverse=options.reverse)
     notes: list[str] = []
-    for module, program in found.items() if leads_to_hub(options.written, reverse=options.reverse) else ():
+    to_hub = leads_to_hub(options.written, reverse=options.reverse)
+    for module, program in found.items() if to_hub is not False else ():
         group = contents.groups[module]
         stored = {**group.tensors, **{alias: group.tensors[key] for alias, key in group.aliases.items()}}
-        if config(module) is not None:
-            notes += check_config(stored, contents.state.get("args", {}).get("value"), config(module) or {})
+        fields, args = config(module), contents.state.get("args", {}).get("value")
+        if to_hub is None:
+            if fields is not None and has_megatron_names(stored):
+                notes += check_values(stored, args, fields, options.config_name)
+            continue
+        if fields is not None:
+            notes += check_config(stored, args, fields, options.config_name)
+            notes += _other_family(options.written, fields)
         result = config_of(side_files) if module == "model" else None  # it goes along, and not the one given
         found[module], dropped = without_extras(program, stored, config(module) if result is None else result)
         notes += dropped
     return found, tuple(notes)
+
+
+def _other_family(name: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note for a config.json of another family than that of the mapping, such as Mistral's for Llama's."""
+    family, model_type = families.named_family(name), config.get("model_type")
+    if family is not None and model_type is not None and model_type not in family.model_types:
+        yield (
+            f"config.json has model_type {model_type!r}, and the mapping {name} gives {family.name}'s names: right "
+            "where both models have the same weights"
+        )
 
 
 def config_of(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Compare a config.json with a Megatron checkpoint: the shapes of its weights, and its args where it has them.
+"""Compare a config.json with a Megatron checkpoint: the shapes of its weights, and its args (see megatron_args).
 
 Megatron joins q, k and v by head, so that wrong numbers of heads would deal the rows to the wrong weights without
 an error. Shapes give the products of heads and head size; only args, or norms of heads, tell the factors.
@@ -7,39 +7,56 @@ an error. Shapes give the products of heads and head size; only args, or norms o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from holdfast.convert.megatron_args import contradictions, layout_contradictions, notes_of
 from holdfast.core.errors import Mismatch
 from holdfast.mapping.families import numbers
 from holdfast.mapping.families.numbers import Config, MissingNumber
 from holdfast.mapping.syntax.statement import Spec
 
+_CONFIG = "config.json"
 _LAYER = re.compile(r"decoder\.layers\.(?:(?P<number>[0-9]+)\.)?(?P<name>[a-z].*)")
 _EMBEDDING = "embedding.word_embeddings.weight"
 _QKV, _PROJECTION = "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"
 _QUERY_NORM = "self_attention.q_layernorm.weight"
 
 
-def check_config(stored: Mapping[str, Spec], args: Any, config: Config) -> tuple[str, ...]:
-    """Raise Mismatch, with both numbers, if a config.json is not that of a Megatron checkpoint.
+def check_config(stored: Mapping[str, Spec], args: Any, config: Config, name: str = _CONFIG) -> tuple[str, ...]:
+    """Raise Mismatch, with both values, if a config.json is not that of a Megatron checkpoint.
 
-    `args` are Megatron's options in the checkpoint, if it has them. Returns a note if nothing tells the numbers
-    of heads.
+    `args` are Megatron's options in the checkpoint, if it has them. `name` is the file that the config is from.
+    Returns notes about what nothing tells, such as the numbers of heads.
     """
     layers = _layer_shapes(stored)
     problems = [*_by_shapes(stored, layers, config), *_by_args(layers, args, config)]
-    if problems:
-        raise Mismatch(
-            f"config.json is not that of this checkpoint: {'; '.join(problems)}; give the model's own with --config"
-        )
+    problems += [*contradictions(args, config, stored), *layout_contradictions(args, config)]
+    _raise(problems, name)
+    notes = notes_of(args, config, stored)
     if _QKV not in layers or _QUERY_NORM in layers or _heads_in(args):
-        return ()
+        return notes
     return (
         f"num_attention_heads {_known(numbers.heads, config)} and num_key_value_heads "
         f"{_known(numbers.key_value_heads, config)} of config.json are taken as they are: the checkpoint has no args "
         "to compare them with, and other numbers of heads can have the same shapes",
+        *notes,
     )
+
+
+def check_values(stored: Mapping[str, Spec], args: Any, config: Config, name: str = _CONFIG) -> tuple[str, ...]:
+    """Raise Mismatch if args contradict a config.json in what no mapping changes. For the user's own statements."""
+    _raise([*contradictions(args, config, stored)], name)
+    return notes_of(args, config, stored)
+
+
+def _raise(problems: Sequence[str], name: str) -> None:
+    if problems:
+        own = "give the model's own with --config"
+        raise Mismatch(
+            f"{name} is not that of this checkpoint: {'; '.join(problems)}; "
+            f"{own if name == _CONFIG else f'correct it, or {own}'}"
+        )
 
 
 def check_given(given: Config, own: Config) -> None:

@@ -126,7 +126,7 @@ class Conversion:
         check_scales_kept(contents, selected)
         config = config_of(small)
         if options.to == "hf" and config is not None and makes_hub_names(self.source.contents, options.mapping):
-            check_model(contents, selected, config)
+            check_model(contents, selected, config, options.mapping.config_name)
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)

@@ -29,6 +29,7 @@ __all__ = [
     "family_of",
     "is_name",
     "is_reverse",
+    "named_family",
     "names",
     "nearest",
     "opposite",
@@ -102,6 +103,11 @@ def _split(word: str) -> tuple[ModelFamily | None, str]:
         if word.startswith(f"{family.name}-"):
             return family, word.removeprefix(f"{family.name}-").removeprefix(_REVERSE_PREFIX)
     return None, word.removeprefix(_REVERSE_PREFIX)
+
+
+def named_family(name: str) -> ModelFamily | None:
+    """Return the family that the name of a built-in mapping begins with; None for a variant alone."""
+    return _split(name.replace("_", "-"))[0]
 
 
 def is_reverse(name: str) -> bool:
