@@ -176,7 +176,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path):
         ([TextSet(file, weight=0.0)], 2, "above 0"),
         ([TextSet(file)], 0, "global_batch=0"),
         ([TextSet(file)], 5, r"x\.jsonl: 4 rows do not fill a batch of 5"),
-        ([TextSet(file)], 1, r"x\.jsonl: the rows have no negatives"),
+        ([TextSet(file)], 1, r"x\.jsonl:1: the rows have no negatives"),
     ):
         with pytest.raises(holdfast.InvalidArgument, match=message):
             EmbeddingData(sets, global_batch=batch)

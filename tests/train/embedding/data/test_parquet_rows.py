@@ -118,3 +118,15 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(holdfast.Unsupported, match="pip install pyarrow"):
         ParquetRows(tmp_path / "x.parquet", columns=[], required=[], kept=KeptGroups())
+
+
+def test_texts_of_every_kind_of_column(tmp_path: Path):
+    kinds = [pyarrow.large_string(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string())]
+    texts = ["a", "n\u00e9e", "\U0001f600"]
+    for number, kind in enumerate(kinds):
+        columns = {name: pyarrow.array(texts, pyarrow.string()).cast(kind) for name in ("query", "positive")}
+        file = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table(columns), file, row_group_size=2)
+        rows = IndexedSet(TextSet(file, duplicates="keep"))
+        found = rows.read(np.array([2, 0, 1]), np.zeros(3, np.int64))
+        assert [row.texts for row in found] == [(texts[each],) * 2 for each in (2, 0, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
 from pathlib import Path
@@ -126,6 +127,34 @@ def test_files_that_cannot_be_read(tmp_path: Path):
             IndexedSet(TextSet(tmp_path / name))
     with pytest.raises(holdfast.InvalidArgument, match=r"x\.csv: rows are read from \.jsonl and \.parquet"):
         IndexedSet(TextSet(tmp_path / "x.csv"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf%s\n%s\n",
+        b"%s\r\n%s\r\n",
+        b"\n\n%s\n \n%s",
+        b"\xef\xbb\xbf\n%s\n\xef\xbb\xbf%s\n\n",
+    ],
+    ids=["mark", "crlf", "empty lines", "joined files with marks"],
+)
+def test_marks_ends_of_lines_and_empty_lines(tmp_path: Path, content: bytes):
+    texts = ["n\u00e9e \u6f22 \U0001f600\u2028\x85", "b" * 300_000]
+    written = [json.dumps({"query": text, "positive": "p"}, ensure_ascii=False).encode() for text in texts]
+    (tmp_path / "x.JSONL").write_bytes(content % tuple(written))
+    assert [row.texts[0] for row in read(TextSet(tmp_path / "x.JSONL"), 2)] == texts
+    (tmp_path / "x.JSONL").write_bytes(content % (written[0], b'{"query": "a"}'))
+    line = 1 + (content % (written[0], b"<here>")).partition(b"<here>")[0].count(b"\n")
+    with pytest.raises(holdfast.InvalidArgument, match=rf"x\.JSONL:{line}: the row has no 'positive'.*RowFields"):
+        IndexedSet(TextSet(tmp_path / "x.JSONL"))
+
+
+def test_compressed_files_are_told_from_damaged_ones(tmp_path: Path):
+    for name, message in (("x.jsonl", "is compressed, .*: gunzip it first"), ("x.jsonl.gz", "decompress it first")):
+        (tmp_path / name).write_bytes(gzip.compress(GOOD.encode()))
+        with pytest.raises(holdfast.InvalidArgument, match=message):
+            IndexedSet(TextSet(tmp_path / name))
 
 
 def test_settings_that_make_no_sense():

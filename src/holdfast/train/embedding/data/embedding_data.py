@@ -177,7 +177,7 @@ class EmbeddingData:
 def _check_batch(rows: IndexedSet, global_batch: int) -> None:
     if global_batch == 1 and not rows.negatives:
         raise InvalidArgument(
-            f"{rows.files}: the rows have no negatives, and global_batch=1 compares a query with no other row's "
+            f"{rows.first_place}: the rows have no negatives, and global_batch=1 compares a query with no other row's "
             "positive: use a larger batch"
         )
     if global_batch > len(rows):

@@ -12,10 +12,12 @@ from typing import Any
 from holdfast.core.errors import InvalidArgument, NotFound
 
 _BUFFER = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
 
 class JsonLines:
-    """A file with a JSON object on each line; empty lines are passed over.
+    """A file with a JSON object on each line; empty lines, and a byte order mark, are passed over.
 
     `scan` reads the file once and keeps 8 bytes for each row. `read` then reads some rows.
     """
@@ -40,7 +42,9 @@ class JsonLines:
         try:
             with self.path.open("rb", buffering=_BUFFER) as file:
                 for number, line in enumerate(file, 1):
-                    if line.strip():
+                    if number == 1:
+                        self._check_start(line)
+                    if line.removeprefix(_BOM).strip():
                         begins.append(begin)
                         yield number, self._decoded(line, number)
                     begin += len(line)
@@ -75,13 +79,22 @@ class JsonLines:
         begin, end = self._begins[row], self._begins[row + 1]
         return os.pread(self._descriptor, end - begin, begin)
 
+    def _check_start(self, line: bytes) -> None:
+        for start, command in _COMPRESSED.items():
+            if line.startswith(start):
+                raise InvalidArgument(
+                    f"{self.path} is compressed, and rows are read from any place of a file: {command} it first"
+                )
+
     def _decoded(self, line: bytes, number: int | None, row: int = 0) -> dict[str, Any]:
         try:
-            record = json.loads(line.decode())
+            record = json.loads(line.removeprefix(_BOM).decode())
         except (ValueError, RecursionError) as error:
             place = self.row_place(row) if number is None else self.place(number)
             raise InvalidArgument(f"{place}: not a line of JSON in UTF-8: {error}") from None
         if not isinstance(record, dict):
             place = self.row_place(row) if number is None else self.place(number)
-            raise InvalidArgument(f'{place}: expected an object such as {{"query": ...}}, found {str(record)[:40]!r}')
+            raise InvalidArgument(
+                f'{place}: expected an object such as {{"query": ...}} on each line, found {str(record)[:40]!r}'
+            )
         return record

@@ -109,9 +109,18 @@ class ParquetRows:
     def _group(self, group: int) -> Any:
         def read() -> Any:
             with self._readable():
-                return self._file.read_row_group(self._used[group], columns=self._columns)
+                return self._takeable(self._file.read_row_group(self._used[group], columns=self._columns))
 
         return self._kept.get((self.path, group), read)
+
+    def _takeable(self, table: Any) -> Any:
+        """Return a table whose rows can be taken: pyarrow takes none of string views."""
+        types = self._arrow.types
+        views = [field.name for field in table.schema if types.is_string_view(field.type)]
+        for name in views:
+            number = table.schema.get_field_index(name)
+            table = table.set_column(number, name, table.column(name).cast(self._arrow.large_string()))
+        return table
 
     def _lists(self, batches: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
         while True:

@@ -98,7 +98,8 @@ def _negatives(record: Mapping[str, Any], names: str | tuple[str, ...]) -> list[
 
 def _text(record: Mapping[str, Any], name: str) -> str:
     if record.get(name) is None:
-        raise ValueError(f"the row has no {name!r}; its fields are {', '.join(map(repr, record)) or 'none'}")
+        found = ", ".join(map(repr, record)) or "none"
+        raise ValueError(f"the row has no {name!r}; its fields are {found} (RowFields takes other names)")
     return checked_text(record[name], repr(name))
 
 

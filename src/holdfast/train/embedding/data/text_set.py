@@ -18,6 +18,7 @@ from holdfast.train.embedding.data.row_order import Rows
 from holdfast.train.embedding.data.text_row import RowFields, TextRow, parse_row
 
 _JSON_GROUP = 10_000  # rows of a JSONL file that are shuffled as one group where the set has parquet files too
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 RowFile = JsonLines | ParquetRows
 
 
@@ -84,7 +85,7 @@ class IndexedSet:
             self._scan(file)
         if self._shape is None:
             raise InvalidArgument(f"{', '.join(map(str, settings.files))}: no rows to train on")
-        shape = self._shape[0]
+        shape, self.first_place = self._shape  # an error about all rows names the first
         self.negatives: int = shape.negatives if settings.negatives is None else settings.negatives
         self.has_labels: bool = shape.labeled
         self.has_scores: bool = shape.scores is not None
@@ -152,11 +153,13 @@ class IndexedSet:
 
     def _open(self, path: Path) -> RowFile:
         fields = self._settings.fields
-        if path.suffix == ".parquet":
+        suffix = path.suffix.lower()
+        if suffix == ".parquet":
             return ParquetRows(path, columns=fields.names, required=fields.required, kept=self._kept)
-        if path.suffix in (".jsonl", ".ndjson", ".json"):
+        if suffix in (".jsonl", ".ndjson", ".json"):
             return JsonLines(path)
-        raise InvalidArgument(f"{path}: rows are read from .jsonl and .parquet files")
+        first = ": decompress it first" if suffix in _COMPRESSED else ""
+        raise InvalidArgument(f"{path}: rows are read from .jsonl and .parquet files{first}")
 
     def _scan(self, file: RowFile) -> None:
         for number, record in file.scan():
