@@ -20,13 +20,14 @@ from tests.dist.harness import run_ranks
 from tests.dist.train_cases import DENSE, SPARSE, VOCAB, assemble, model, pieces
 
 ROWS, LENGTHS = 11, (8, 5, 7)  # of the batch; of its columns
-SHARES = {1: (ROWS,), 2: (8, 3), 4: (2, 6, 2, 1)}  # rows by data-parallel rank
+SHARES = {1: (ROWS,), 2: (8, 3), 3: (5, 1, 5), 4: (2, 6, 2, 1)}  # rows by data-parallel rank
 MICRO_BATCH = 4
 TEXTS = torch.arange(3 * ROWS).reshape(ROWS, 3)
 TEXTS[8, 1], TEXTS[1, 2] = TEXTS[0, 1], TEXTS[10, 1]
 DROPOUT = {"attention_dropout": 0.2, "residual_dropout": 0.1, "embedding_dropout": 0.3}
 TP, PP = Layout(tp=2), Layout(pp=2)
 EVERY = {"pp-2": PP, **DENSE, "zero1-4": Layout(dp_replicate=4, zero1=True)}
+EVERY |= {"fsdp-3": Layout(dp_shard=3), "zero1-3": Layout(dp_replicate=3, zero1=True)}
 DEADLINE_S = 200.0
 
 

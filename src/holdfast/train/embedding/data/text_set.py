@@ -85,7 +85,8 @@ class IndexedSet:
             self._scan(file)
         if self._shape is None:
             raise InvalidArgument(f"{', '.join(map(str, settings.files))}: no rows to train on")
-        shape, self.first_place = self._shape  # an error about all rows names the first
+        shape = self._shape[0]
+        self.first_place: str = self._shape[1]  # an error about all rows names the first
         self.negatives: int = shape.negatives if settings.negatives is None else settings.negatives
         self.has_labels: bool = shape.labeled
         self.has_scores: bool = shape.scores is not None
