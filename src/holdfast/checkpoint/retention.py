@@ -69,10 +69,15 @@ class RetentionResult:
 
 
 def decide(
-    storage: Storage, policy: Policy, committed: int | None = None, found: list[Committed] | None = None
+    storage: Storage,
+    policy: Policy,
+    committed: int | None = None,
+    found: list[Committed] | None = None,
+    aside: list[Committed] | None = None,
 ) -> list[Decision]:
     """Judge every step of the living branch by a policy, oldest first; `found` are all steps, if known.
 
+    `aside` are the folders that were set aside, if known.
     `committed` is the step that was just committed; it always stays. Without it, and if a step would
     be removed, the newest step whose bytes verify stays as well.
     """
@@ -80,7 +85,7 @@ def decide(
     good = [entry.manifest for entry in living(found) if entry.manifest is not None]
     kept = policy.kept(good)
     newest = max((manifest.step or 0 for manifest in good), default=None)
-    tags = tagged(storage, [*found, *set_aside_folders(storage)]) if read_tags(storage) else {}
+    tags = _tags(storage, found, aside)
     needed = _needed(found)
     decisions = []
     for entry in living(found):
@@ -95,6 +100,13 @@ def decide(
     if committed is None and not all(decision.stays for decision in decisions):
         _keep_newest_good(storage, decisions)
     return decisions
+
+
+def _tags(storage: Storage, found: list[Committed], aside: list[Committed] | None) -> dict[str, list[str]]:
+    """Return the names of tags by protected folder; without tags, nothing else is read."""
+    if not read_tags(storage):
+        return {}
+    return tagged(storage, [*found, *(set_aside_folders(storage) if aside is None else aside)])
 
 
 def _keep_newest_good(storage: Storage, decisions: list[Decision]) -> None:

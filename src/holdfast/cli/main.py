@@ -30,6 +30,8 @@ _COMMANDS = {
     "arenas": "List what runs hold in this host's memory; free what crashed runs left.",
     "tag": "Tag a step, so that retention never deletes it.",
     "top": "Monitor a run: the save in flight and the committed steps.",
+    "serve": "Serve a page about runs and checkpoints, live, for a browser.",
+    "report": "Write one HTML file about a run, for a mail or an issue.",
     "doctor": "Check this machine and a root before a run: what to change, and how.",
     "completion": "Print the code that makes a shell complete commands and paths.",
     "train": "Train on any layout from a config; resumes automatically.",

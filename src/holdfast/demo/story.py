@@ -21,7 +21,7 @@ from holdfast.train.config import FILE
 from holdfast.train.local_ranks import LocalRanks
 from holdfast.train.metrics import read_metrics
 from holdfast.train.plot import Curve, draw_run, stalls
-from holdfast.train.training_run import METRICS
+from holdfast.train.metrics import METRICS
 from holdfast.writer.in_flight import saves_in_flight
 
 TEXT = """Kelp has no roots. What keeps it where it is, in surf that moves boulders, is a holdfast:

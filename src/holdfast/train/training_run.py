@@ -23,7 +23,7 @@ from holdfast.ema import EMA
 from holdfast.train.checkpoints import CheckpointConfig, open_checkpointer
 from holdfast.train.config import FILE, EmaConfig, TrainConfig
 from holdfast.train.layout import Layout
-from holdfast.train.metrics import Metrics
+from holdfast.train.metrics import METRICS, Metrics
 from holdfast.train.model_settings import ModelIdentity
 from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.optimizer_settings import OptimizerConfig, keep_options, set_learning_rate
@@ -33,7 +33,7 @@ from holdfast.train.plot import plot_metrics
 from holdfast.train.rng import DISTINCT, MeshPosition, PurposeStreams
 from holdfast.train.schedule import ScheduleConfig, learning_rate_share
 
-METRICS, PICTURE = "metrics.jsonl", "curve.png"
+PICTURE = "curve.png"
 
 
 @dataclass(frozen=True, slots=True)

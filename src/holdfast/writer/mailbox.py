@@ -62,6 +62,12 @@ def reports(names: Collection[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(_REPORT))
 
 
+def rank_of(name: str) -> int | None:
+    """Return the rank of a status note, None for another name."""
+    text = name.removeprefix(_STATUS)
+    return int(text) if text != name and text.isascii() and text.isdigit() and len(text) < 8 else None
+
+
 def mail_folder(attempt: str) -> str:
     return _MAIL + attempt.removeprefix(_ATTEMPT)
 
