@@ -1,0 +1,27 @@
+// Which layers changed most since the step before: computed by itself for small steps, behind a link for large ones.
+
+import { get, isReport } from "./data.js";
+import { el } from "./dom.js";
+import { runJob } from "./jobs.js";
+import { mostChanged } from "./comparison.js";
+import { newestIntact, parentRow } from "./run_model.js";
+import { list, visible } from "./text.js";
+
+const BYTES_MOST = 256e6;
+
+export async function changedMost(now, signal) {
+  const result = await comparison(now, signal).catch(() => null);
+  if (!result) return null;
+  const names = mostChanged(result, 3);
+  if (!names.length) return el("span", null, "nothing changed");
+  return el("span", null, list(names.map((entry) => visible(entry.name)), 3));
+}
+
+async function comparison(now, signal) {
+  if (isReport()) return (await get("/api/compare")).result;
+  const newest = newestIntact(now.rows);
+  const before = newest && (parentRow(now.rows, newest) || now.rows.find((row) => row.state === "committed" && row.step < newest.step));
+  if (!before || newest.bytes > BYTES_MOST) return null;
+  const body = { a: { run: now.id, step: before.folder }, b: { run: now.id, step: newest.folder }, mapping: null, what: "heatmap" };
+  return runJob("/api/compare", body, () => undefined, signal);
+}

@@ -1,0 +1,92 @@
+// The steps of a run as rows, what changed in them, and the facts that the summary states. Pure functions.
+
+import { median } from "./scales.js";
+
+const COLUMNS = ["folder", "step", "state", "created", "bytes", "seconds", "stall_ms", "parent", "branch", "tags", "world", "note"];
+const RANK = { damaged: 3, committed: 2 };
+
+export function rowsOf(run) {
+  const columns = run.steps || run;
+  const length = (columns.folder || []).length;
+  const metrics = run.metrics || {};
+  const rows = [];
+  for (let index = 0; index < length; index += 1) {
+    const row = {};
+    for (const name of COLUMNS) row[name] = columns[name] ? columns[name][index] : null;
+    row.metrics = {};
+    for (const name of Object.keys(metrics)) row.metrics[name] = metrics[name][index];
+    rows.push(row);
+  }
+  return rows.sort(newestFirst);
+}
+
+// Applies an event of the stream: rows that are new or changed, and folders that are gone.
+export function merged(rows, delta) {
+  const changed = new Map(((delta.changed && delta.changed.steps) || []).map((row) => [row.folder, row]));
+  const removed = new Set(delta.removed || []);
+  const kept = rows.filter((row) => !removed.has(row.folder)).map((row) => {
+    const other = changed.get(row.folder);
+    changed.delete(row.folder);
+    return other ? { ...row, ...other, metrics: { ...row.metrics, ...other.metrics } } : row;
+  });
+  for (const row of changed.values()) if (!removed.has(row.folder)) kept.push({ tags: [], metrics: {}, ...row });
+  return kept.sort(newestFirst);
+}
+
+export function newestIntact(rows) {
+  return rows.find((row) => row.state === "committed") || null;
+}
+
+// Folders that go, with the reason: those that `holdfast gc` would delete now, then those that the next save deletes.
+export function leaving(retention) {
+  const rows = (retention && retention.rows) || [];
+  const found = new Map(rows.filter((row) => !row.keep).map((row) => [row.folder, row.why]));
+  const reasons = staying(retention);
+  for (const folder of (retention && retention.next) || []) {
+    if (!found.has(folder)) found.set(folder, `no longer ${reasons.get(folder) || "kept by a rule"} once the next step is committed`);
+  }
+  return found;
+}
+
+export function staying(retention) {
+  const rows = (retention && retention.rows) || [];
+  return new Map(rows.filter((row) => row.keep).map((row) => [row.folder, row.why]));
+}
+
+export function stalls(rows) {
+  const measured = rows.map((row) => row.stall_ms).filter((value) => typeof value === "number");
+  return measured.length ? { median: median(measured), longest: measured.reduce((a, b) => Math.max(a, b), 0), count: measured.length } : null;
+}
+
+export function publishTimes(rows) {
+  return median(rows.map((row) => row.seconds));
+}
+
+export function damaged(rows) {
+  return rows.filter((row) => row.state === "damaged");
+}
+
+export function setAside(rows) {
+  return rows.filter((row) => row.state !== "damaged" && row.state !== "committed");
+}
+
+// The folder of the step that a row was trained on from, if it is still there.
+export function parentRow(rows, row) {
+  if (row.parent === null || row.parent === undefined) return null;
+  const same = rows.filter((other) => other.step === row.parent);
+  return same.find((other) => other.state === "committed") || same[0] || null;
+}
+
+export function matches(row, filter, text) {
+  if (filter === "intact" && row.state !== "committed") return false;
+  if (filter === "damaged" && row.state !== "damaged") return false;
+  if (filter === "set aside" && (row.state === "committed" || row.state === "damaged")) return false;
+  if (filter === "tagged" && !(row.tags || []).length) return false;
+  if (!text) return true;
+  const needle = text.toLowerCase().replace(/,/g, "");
+  return [row.folder, row.step, ...(row.tags || [])].some((part) => String(part).toLowerCase().includes(needle));
+}
+
+function newestFirst(a, b) {
+  return (b.step ?? -1) - (a.step ?? -1) || (RANK[b.state] || 0) - (RANK[a.state] || 0) || (a.folder < b.folder ? 1 : -1);
+}

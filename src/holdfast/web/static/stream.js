@@ -1,0 +1,56 @@
+// Server-sent events of a run. A lost connection is reported, and tried again ever more slowly.
+
+const FIRST_WAIT_MS = 1000;
+const LONGEST_WAIT_MS = 15000;
+const EVENTS = ["run", "flights", "metrics", "log", "reload"];
+
+// `handlers` has a function for each event and `state("live" | "lost")`. After a loss the `reload` handler is called, for
+// what was missed. Returns a function that closes the stream.
+export function follow(address, handlers) {
+  let source = null;
+  let timer = 0;
+  let wait = FIRST_WAIT_MS;
+  let lost = false;
+
+  function open() {
+    source = new EventSource(address);
+    source.addEventListener("open", () => {
+      wait = FIRST_WAIT_MS;
+      handlers.state("live");
+      if (lost && handlers.reload) handlers.reload();
+      lost = false;
+    });
+    source.addEventListener("error", () => {
+      source.close();
+      lost = true;
+      handlers.state("lost");
+      timer = setTimeout(open, wait);
+      wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+    });
+    for (const name of EVENTS) {
+      source.addEventListener(name, (event) => handlers[name] && handlers[name](parsed(event.data)));
+    }
+  }
+
+  function again() {
+    if (!lost) return;
+    clearTimeout(timer);
+    open();
+  }
+
+  open();
+  window.addEventListener("online", again);
+  return () => {
+    window.removeEventListener("online", again);
+    clearTimeout(timer);
+    source.close();
+  };
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return {};
+  }
+}

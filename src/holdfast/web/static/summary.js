@@ -1,0 +1,72 @@
+// What a person asks first about a run, answered in words: newest intact step, save in flight, stall, what goes and why.
+
+import { el, replace } from "./dom.js";
+import { damaged, leaving, newestIntact, parentRow, publishTimes, setAside, stalls } from "./run_model.js";
+import { compareRoute, stepRoute } from "./routes.js";
+import { ago, at, count, duration, list, milliseconds, size, stepName, visible, whole } from "./text.js";
+
+// `now` has {id, rows, flights, retention, events, changes}; `changes` is a node or null.
+export function drawSummary(node, now) {
+  const lines = [newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), changedLine(now)].filter(Boolean);
+  replace(node, lines.map(([name, content, kind]) => el("div", { class: `fact-line ${kind || ""}` }, el("dt", null, name), el("dd", null, content))));
+}
+
+function newestLine({ id, rows }) {
+  const row = newestIntact(rows);
+  if (!row) return ["Newest intact", rows.length ? "no step of this run is intact" : "no step was saved yet", rows.length ? "bad" : ""];
+  return ["Newest intact", [el("a", { class: "big", href: stepRoute(id, row.folder) }, stepName(row.folder)),
+    el("span", null, el("span", { title: at(row.created) }, ` ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}`)]];
+}
+
+function flightLine({ flights }) {
+  if (!flights) return null;
+  if (!flights.length) return ["In flight", "nothing is being saved now"];
+  return ["In flight", flights.map((flight) => {
+    const problems = (flight.ranks || []).filter((rank) => rank.problem);
+    const share = flight.total > 0 ? `${Math.floor((100 * flight.written) / flight.total)}%` : visible(flight.phase);
+    return el("span", { class: problems.length ? "warn" : "" }, `step ${whole(flight.step)}: ${share}`, problems.length ? `, trouble on ${rankList(problems)}` : "", " ");
+  }), "live"];
+}
+
+function rankList(ranks) {
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${list(ranks.map((rank) => String(rank.rank)), 6)}`;
+}
+
+function stallLine({ rows }) {
+  const stall = stalls(rows);
+  const publish = publishTimes(rows);
+  const published = publish === null ? "" : `; a step is published in ${duration(publish)} in the median`;
+  if (!stall) return publish === null ? null : ["Stall", `not recorded${published}`];
+  return ["Stall", `${milliseconds(stall.median)} in the median of ${count(stall.count, "save")}, ${milliseconds(stall.longest)} at most${published}`];
+}
+
+function goesLine({ id, retention }) {
+  const going = [...leaving(retention)];
+  if (!retention || !(retention.policy || going.length)) return ["Goes next", "nothing: the run keeps every step"];
+  if (!going.length) return ["Goes next", "nothing; the rules keep every step that is here"];
+  const [folder, why] = going[0];
+  return ["Goes next", [el("a", { href: stepRoute(id, folder) }, stepName(folder)), `: ${visible(why)}`, going.length > 1 ? `; ${whole(going.length - 1)} more` : ""]];
+}
+
+function wentLine({ events }) {
+  const gone = (events || []).filter((event) => event.kind === "removed");
+  const last = gone[gone.length - 1];
+  return last ? ["Went last", `step ${whole(last.step)}${last.text ? `: ${visible(last.text)}` : ""}${last.at ? `, ${ago(last.at, Date.now())}` : ""}`] : null;
+}
+
+function damagedLine({ id, rows }) {
+  const bad = damaged(rows);
+  const aside = setAside(rows);
+  const parts = [];
+  if (bad.length) parts.push(el("span", { class: "warn" }, `${count(bad.length, "step is", "steps are")} damaged: `, bad.slice(0, 3).map((row, index) => [index ? ", " : "", el("a", { href: stepRoute(id, row.folder) }, stepName(row.folder))]), bad.length > 3 ? ` and ${bad.length - 3} more` : ""));
+  if (aside.length) parts.push(el("span", null, parts.length ? "; " : "", `${count(aside.length, "step")} set aside`));
+  return parts.length ? ["Watch", parts, bad.length ? "bad" : ""] : null;
+}
+
+function changedLine({ id, rows, changes }) {
+  const newest = newestIntact(rows);
+  const before = newest && (parentRow(rows, newest) || rows.find((row) => row.state === "committed" && row.step < newest.step));
+  if (!before) return null;
+  const link = el("a", { href: compareRoute({ run: id, step: before.folder }, { run: id, step: newest.folder }) }, `since ${stepName(before.folder)}`);
+  return ["Changed most", changes ? [changes, ", ", link] : ["see what changed ", link]];
+}

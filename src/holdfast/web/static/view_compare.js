@@ -1,0 +1,135 @@
+// Two checkpoints: what changed, where, and by how much; also a step against a hub folder through a mapping.
+
+import { get, isReport, runAddress } from "./data.js";
+import { mostChanged, number, percent, strongest } from "./comparison.js";
+import { el, replace } from "./dom.js";
+import { heatmap } from "./heatmap.js";
+import { runJob } from "./jobs.js";
+import { announce, crumbs, empty, facts, failed, progressBar, section, shortTable } from "./parts.js";
+import { compareRoute, parseSide, sideText, stepRoute } from "./routes.js";
+import { newestIntact, parentRow, rowsOf } from "./run_model.js";
+import { count, list, size, stepName, value, visible, whole } from "./text.js";
+
+export async function compareView(main, route, signal) {
+  crumbs([["Runs", "#/"], ["Compare", null]]);
+  const result = el("div", { class: "comparison" });
+  if (isReport()) {
+    const stored = await get("/api/compare");
+    replace(main, el("div", { class: "page-head" }, el("h1", null, "What changed")), result);
+    showResult(result, stored.result, stored, signal);
+    return null;
+  }
+  const { runs } = await get("/api/runs", null, signal);
+  const about = await get("/api/about", null, signal).catch(() => ({}));
+  const form = chooser(runs, about, route.options, signal);
+  replace(main, el("div", { class: "page-head" }, el("h1", null, "What changed")), form.node, result);
+  const sides = await form.ready;
+  if (sides.a && sides.b) compare(result, sides, route.options.mapping || null, signal);
+  else replace(result, empty(runs.length ? "Choose two checkpoints." : "There is no run here yet."));
+  return null;
+}
+
+// Two fields for each side: a run, and a step of it.
+function chooser(runs, about, options, signal) {
+  const first = side("From", runs, parseSide(options.a), signal, false);
+  const second = side("To", runs, parseSide(options.b) || parseSide(options.a), signal, true);
+  const mapping = el("input", { class: "search", id: "mapping", list: "mappings", placeholder: "none: keys are the same", value: options.mapping || "", spellcheck: "false" });
+  const node = el("form", { class: "chooser" }, first.node, second.node,
+    el("div", { class: "side" }, el("label", { for: "mapping" }, "Mapping"), mapping, el("datalist", { id: "mappings" }, (about.mappings || []).map((name) => el("option", { value: name })))),
+    el("button", { class: "button" }, "Compare"));
+  node.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const address = compareRoute(first.chosen(), second.chosen(), { mapping: mapping.value.trim() });
+    if (address === location.hash) window.dispatchEvent(new HashChangeEvent("hashchange"));
+    else location.hash = address;
+  });
+  const ready = Promise.all([first.ready, second.ready]).then(([a, b]) => ({ a: options.a ? a : options.b ? first.before(b) : null, b: options.b ? b : null }));
+  return { node, ready };
+}
+
+function side(label, runs, chosen, signal, newest) {
+  const name = `side-${label.toLowerCase()}`;
+  const run = el("select", { id: `${name}-run`, "aria-label": `${label}: run` }, runs.map((entry) => el("option", { value: entry.id }, visible(entry.name))));
+  const step = el("select", { id: `${name}-step`, "aria-label": `${label}: step` });
+  let rows = [];
+  if (chosen && runs.some((entry) => entry.id === chosen.run)) run.value = chosen.run;
+  async function fill(wanted) {
+    const entry = runs.find((one) => one.id === run.value);
+    if (!entry) return null;
+    rows = entry.kind === "checkpoint" ? [{ folder: "self", step: null, state: "committed" }] : rowsOf(await get(runAddress(entry.id), null, signal));
+    const intact = newestIntact(rows);
+    const before = intact && (parentRow(rows, intact) || rows.filter((row) => row.state === "committed")[1]);
+    replace(step, rows.map((row) => el("option", { value: row.folder }, `${stepName(row.folder)}${row.state === "committed" ? "" : ` (${visible(row.state)})`}`)));
+    const start = rows.some((row) => row.folder === wanted) ? wanted : ((newest ? intact : before) || intact || rows[0] || {}).folder;
+    if (start) step.value = start;
+    return start ? { run: run.value, step: start } : null;
+  }
+  run.addEventListener("change", () => fill(null).catch(() => undefined));
+  return {
+    node: el("div", { class: "side" }, el("label", { for: `${name}-run` }, label), run, step),
+    ready: fill(chosen && chosen.step),
+    chosen: () => (run.value && step.value ? { run: run.value, step: step.value } : null),
+    before: () => (run.value && step.value ? { run: run.value, step: step.value } : null),
+  };
+}
+
+async function compare(node, sides, mapping, viewSignal) {
+  const job = new AbortController();
+  viewSignal.addEventListener("abort", () => job.abort(), { once: true });
+  const bar = progressBar("Comparison");
+  const again = () => compare(node, sides, mapping, viewSignal);
+  replace(node, bar.node, el("button", { type: "button", class: "quiet", onclick: () => job.abort() }, "cancel"));
+  try {
+    const result = await runJob("/api/compare", { ...sides, mapping, what: "heatmap" }, (state) => bar.update(state.done, state.total, visible(state.text || "")), job.signal);
+    if (viewSignal.aborted) return;
+    showResult(node, result, sides, viewSignal);
+    announce(headline(result));
+  } catch (error) {
+    if (viewSignal.aborted) return;
+    replace(node, job.signal.aborted ? el("p", { class: "empty" }, "Cancelled. ", el("button", { type: "button", class: "button", onclick: again }, "Compare again")) : failed(error, again));
+  }
+}
+
+function showResult(node, result, sides, signal) {
+  const link = (one) => el("a", { href: stepRoute(one.run, one.step) }, stepName(one.step));
+  replace(node,
+    el("p", { class: "lede big" }, headline(result)), el("p", { class: "note" }, "From ", link(sides.a), " to ", link(sides.b), "."),
+    result.partial ? el("p", { class: "warn" }, "The time limit was reached: this is what was compared until then.") : null,
+    facts([["Unchanged", whole(result.same)], ["Changed", whole(result.changed)], ["Added", whole(length(result.added))], ["Missing", whole(length(result.missing))], ["Reshaped", whole(length(result.reshaped))]]),
+    (result.layers || []).length ? section("Layers", "Tensors down, layers across; darker changed more.", heatmap(result, signal), layersTable(result)) : null,
+    (result.rest || []).length ? section("Tensors", "Outside the layers, or changed most.", restTable(result.rest)) : null,
+    names("Added", result.added, "Only in the second."), names("Missing", result.missing, "Only in the first."), names("Reshaped", result.reshaped, "Another shape or type."));
+}
+
+function headline(result) {
+  const most = mostChanged(result, 3);
+  if (!result.changed && !length(result.added) && !length(result.missing) && !length(result.reshaped)) return `Nothing changed: ${count(result.same, "tensor is", "tensors are")} equal bit for bit.`;
+  if (!most.length) return `${count(result.changed, "tensor")} changed.`;
+  return `Changed most: ${list(most.map((entry) => `${visible(entry.name)} (${percent(Number.isFinite(entry.change) ? entry.change : "Infinity")})`), 3)}.`;
+}
+
+function layersTable(result) {
+  const rows = result.layers.map((layer, index) => {
+    const cells = result.cells[index] || [];
+    const best = cells.reduce((most, cell, place) => (number(cell) > number(cells[most] ?? 0) ? place : most), 0);
+    return { layer, change: strongest(cells), name: result.columns[best] };
+  }).sort((a, b) => b.change - a.change);
+  return el("details", null, el("summary", null, "as a table, layers that changed most first"),
+    shortTable("Layers by change", [{ label: "Layer" }, { label: "Largest change", class: "c-num" }, { label: "Of the tensor", class: "c-key" }],
+      rows.map((row) => [visible(row.layer), percent(Number.isFinite(row.change) ? row.change : "Infinity"), row.change ? visible(row.name) : "–"]), 16));
+}
+
+function restTable(rest) {
+  const sorted = [...rest].sort((a, b) => number(b.relative) - number(a.relative));
+  return shortTable("Differences", [{ label: "Tensor", class: "c-key" }, { label: "Relative", class: "c-num" }, { label: "Largest difference", class: "c-num" }],
+    sorted.map((row) => [visible(row.key), percent(row.relative), value(row.max_abs)]), 16);
+}
+
+function names(title, keys, note) {
+  if (!length(keys)) return null;
+  return section(title, note, shortTable(title, [{ label: "Tensor", class: "c-key" }], keys.map((key) => [visible(typeof key === "string" ? key : key.key || JSON.stringify(key))]), 16));
+}
+
+function length(keys) {
+  return (keys || []).length;
+}
