@@ -134,7 +134,9 @@ def write_step(
             records[file.name] = FileRecord(len(data), small_file_record(data, BLOCK_BYTES).blocks, header)
         keys = {place.spec.key: file.name for file in files for place in file.places}
         total = sum(spec.bytes for spec in specs)
-        groups[group] = GroupRecord("optimizer" if group == "optimizer" else "module", tuple(f.name for f in files), total)
+        groups[group] = GroupRecord(
+            "optimizer" if group == "optimizer" else "module", tuple(f.name for f in files), total
+        )
         _put(path, records, index_file(group), encode_index(keys, total))
     _put(path, records, "state.json", strictjson.dumps({"version": 1, "entries": dict(state or {})}) + b"\n")
     manifest = Manifest(
@@ -187,7 +189,11 @@ def mixture_keys(layers: int = 61, experts: int = 544) -> list[str]:
     for layer in range(layers):
         head = f"model.layers.{layer}"
         keys += [f"{head}.self_attn.{name}_proj.weight" for name in "qkvo"]
-        keys += [f"{head}.mlp.experts.{expert}.{name}_proj.weight" for expert in range(experts) for name in ("gate", "up", "down")]
+        keys += [
+            f"{head}.mlp.experts.{expert}.{name}_proj.weight"
+            for expert in range(experts)
+            for name in ("gate", "up", "down")
+        ]
         keys += [f"{head}.mlp.gate.weight", f"{head}.input_layernorm.weight"]
     return keys
 
@@ -238,13 +244,24 @@ def branches(folder: Path) -> None:
         "note": {"kind": "json", "value": {"any": "json", "list": list(range(300)), "<b>": "</script>"}},
     }
     for step in (10, 20):
-        write_step(folder, step, {"model": model_arrays(step, changed=(1,)), **optimizer}, state=state, parent=step - 10 or None)
+        write_step(
+            folder,
+            step,
+            {"model": model_arrays(step, changed=(1,)), **optimizer},
+            state=state,
+            parent=step - 10 or None,
+        )
     for step in (30, 40):
         name = abandoned_folder(step)
         write_step(folder, step, {"model": model_arrays(step)}, folder=name, parent=step - 10)
     left = ((30, f".attempt-{30:016x}"), (40, f".attempt-{40:016x}"))
     write_step(
-        folder, 35, {"model": model_arrays(35, changed=(2,))}, parent=20, abandons=left, created="2026-11-19T09:00:00+00:00"
+        folder,
+        35,
+        {"model": model_arrays(35, changed=(2,))},
+        parent=20,
+        abandons=left,
+        created="2026-11-19T09:00:00+00:00",
     )
     write_step(folder, 45, {"model": model_arrays(45, changed=(2, 3))}, parent=35, created="2026-11-19T10:00:00+00:00")
     write_step(folder, 15, {"model": model_arrays(15)}, folder="damaged-" + step_folder(15), parent=10)
@@ -284,9 +301,14 @@ def hostile(folder: Path) -> None:
     }
     metrics = {"<b>loss</b>": 1e299, "__proto__": -1e299, "none": None}
     state = {
-        "<script>alert(1)</script>": {"kind": "json", "value": {"\u2028": "\u0000\u001b[2J", "big": 2**300, "deep": _deep(60)}},
+        "<script>alert(1)</script>": {
+            "kind": "json",
+            "value": {"\u2028": "\u0000\u001b[2J", "big": 2**300, "deep": _deep(60)},
+        },
     }
-    write_step(folder, 2**53 - 1, {"model": arrays}, writer=writer, metrics=metrics, state=state, created="<i>now</i>" * 10)
+    write_step(
+        folder, 2**53 - 1, {"model": arrays}, writer=writer, metrics=metrics, state=state, created="<i>now</i>" * 10
+    )
 
 
 def _deep(levels: int) -> Any:

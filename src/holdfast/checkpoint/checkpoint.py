@@ -88,8 +88,8 @@ class Checkpoint:
             for group, record in self.manifest.groups.items()
         }
 
-    def stored_file(self, name: str) -> StoredFile:
-        """Read the header of a tensor file and check it against the manifest."""
+    def read_header(self, name: str) -> bytes:
+        """Read the header of a tensor file, with its length, and check it against the manifest."""
         record = self.manifest.files[name]
         where = f"{self.path}/{name}"
         reader = self.open_file(name)
@@ -102,8 +102,15 @@ class Checkpoint:
             reader.close()
         if record.header is not None and digest_hex(data) != record.header.digest:
             raise Damaged(f"{where}: the digest of the header is {digest_hex(data)}, expected {record.header.digest}")
+        return bytes(data)
+
+    def stored_file(self, name: str) -> StoredFile:
+        """Return a tensor file with its blocks and tensors; reads and checks its header."""
+        record = self.manifest.files[name]
+        where = f"{self.path}/{name}"
+        data = self.read_header(name)
         try:
-            entries = decode_header(bytes(data), reader.size, where)
+            entries = decode_header(data, record.size, where)
         except Damaged as problem:
             if record.header is None or self.manifest.version <= CURRENT:
                 raise

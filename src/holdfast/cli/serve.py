@@ -94,5 +94,7 @@ def _end_on_signals(server: HttpServer) -> None:
 
 def page_address(host: str, port: int, token: str | None) -> str:
     """Return the address of the page for a browser."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "") else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+    shown = (
+        "127.0.0.1" if host in ("0.0.0.0", "") else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+    )
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.checkpoint.base_reference import references
-from holdfast.checkpoint.tensor_tree import TreeRow
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
-from holdfast.cli.tree_lines import tree_lines
+from holdfast.cli.tensor_tree import TreeRow, tree_lines
 from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 from holdfast.sources.foreign import Foreign

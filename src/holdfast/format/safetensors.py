@@ -78,7 +78,7 @@ def decode_header(data: bytes, file_bytes: int, where: str) -> tuple[TensorEntry
     _check_metadata(fields.pop("__metadata__", {}), where)
     if len(fields) > limits.HEADER_TENSORS:
         raise Damaged(f"{where}: {len(fields)} tensors, more than the limit of {limits.HEADER_TENSORS}")
-    entries = sorted((_entry(key, field, where) for key, field in fields.items()), key=lambda e: (e.begin, e.end))
+    entries = sorted((decode_entry(key, field, where) for key, field in fields.items()), key=lambda e: (e.begin, e.end))
     position = 0
     for entry in entries:
         if entry.begin != position:
@@ -95,7 +95,8 @@ def _check_metadata(metadata: Any, where: str) -> None:
         raise Damaged(f"{where}: __metadata__ is not a map of strings")
 
 
-def _entry(key: str, field: Any, where: str) -> TensorEntry:
+def decode_entry(key: str, field: Any, where: str) -> TensorEntry:
+    """Return one tensor of a header; raises Damaged if it is invalid."""
     problem = key_problem(key)
     if problem:
         raise Damaged(f"{where}: the key {key[:80]!r} {problem}")

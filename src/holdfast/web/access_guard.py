@@ -53,7 +53,9 @@ class AccessGuard:
         if request.method not in METHODS:
             raise BadRequest(405, f"the method {request.method} is not one of {', '.join(METHODS)}")
         if not self._knows(request.headers["host"]):
-            raise BadRequest(421, "the Host header names another server; open the address that `holdfast serve` printed")
+            raise BadRequest(
+                421, "the Host header names another server; open the address that `holdfast serve` printed"
+            )
         answer = self._check_token(request)
         if request.method in ("POST", "DELETE"):
             _check_own_page(request)

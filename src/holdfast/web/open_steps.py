@@ -1,36 +1,22 @@
-"""Checkpoints that the page has open: tensors of a group as a tree, their places; a few are kept in memory."""
+"""Checkpoints that the page has open: the tensors of their groups; a few are kept in memory."""
 
 from __future__ import annotations
 
 import bisect
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from holdfast.checkpoint.checkpoint import Checkpoint
-from holdfast.checkpoint.tensor_tree import TensorTree, TreeRow
 from holdfast.core.errors import NotFound
-from holdfast.plan.files import Place
+from holdfast.core.limits import MIB
 from holdfast.sources import open_stored
-from holdfast.sources.foreign import Foreign
 from holdfast.web.run_records import RunRecords
+from holdfast.web.tensor_index import StepTensor, TensorIndex, index_group
 
 SELF = "self"  # the step of a run that is itself one checkpoint
 _MOST_OPEN = 4
 _MOST_TENSORS = 250_000  # of all open checkpoints together
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensor:
-    """A tensor as the page shows it; without a file, it is put together from several places."""
-
-    key: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    file: str | None
-    begin: int | None
-    end: int | None
+_AT_ONCE_BYTES = 2 * MIB  # of headers
 
 
 class OpenStep:
@@ -39,82 +25,49 @@ class OpenStep:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.lock = threading.RLock()
-        self._trees: dict[str, TensorTree] = {}
+        self._indexes: dict[str, TensorIndex] = {}
         self._begins: dict[str, list[int]] = {}
 
     @property
     def tensors(self) -> int:
         """The number of tensors in memory."""
-        with self.lock:
-            return sum(tree.top.tensors for tree in self._trees.values()) * 2
+        return sum(len(index) for index in list(self._indexes.values()))
 
-    def known_tensors(self, group: str) -> int | None:
-        """Return the number of a group's tensors if its headers were read already, else None."""
-        with self.lock:
-            tree = self._trees.get(group)
-            return None if tree is None else tree.top.tensors
+    def count(self, group: str) -> int | None:
+        """Return the number of a group's tensors, None if reading its headers would take a moment."""
+        record = self.checkpoint.manifest.groups[group]
+        headers = (self.checkpoint.manifest.files[file].header for file in record.files)
+        if group in self._indexes or sum(header.size for header in headers if header is not None) < _AT_ONCE_BYTES:
+            return len(self.index(group))
+        return None
 
-    def require_group(self, group: str) -> None:
-        """Raise NotFound unless the checkpoint has a group."""
+    def index(self, group: str) -> TensorIndex:
+        """Return the tensors of a group; raises NotFound."""
         if group not in self.checkpoint.groups:
             known = ", ".join(self.checkpoint.groups) or "none"
             raise NotFound(f"{self.checkpoint.path} has no group {group[:80]!r}; its groups are {known}")
-
-    def tree(self, group: str) -> TensorTree:
-        """Return the tree of a group's keys."""
-        self.require_group(group)
         with self.lock:
-            if group not in self._trees:
-                found = (self._facts(group, key) for key in self._keys(group))
-                self._trees[group] = TensorTree(
-                    TreeRow(tensor.key, f"{tensor.dtype}{list(tensor.shape)}", tensor.bytes) for tensor in found
-                )
-            return self._trees[group]
-
-    def _keys(self, group: str) -> list[str]:
-        if isinstance(self.checkpoint, Foreign):
-            return list(self.checkpoint.contents.groups[group].tensors)
-        return list(self.checkpoint.places[group])
-
-    def keys(self, group: str) -> list[str]:
-        """Return the keys of a group in the order of its files."""
-        self.require_group(group)
-        with self.lock:
-            return self._keys(group)
+            if group not in self._indexes:
+                self._indexes[group] = index_group(self.checkpoint, group)
+            return self._indexes[group]
 
     def tensor(self, group: str, key: str) -> StepTensor:
-        """Return a tensor; raises NotFound."""
-        self.require_group(group)
+        """Return a tensor by its key or by another key of a tied one; raises NotFound."""
+        index = self.index(group)
         with self.lock:
-            return self._facts(group, self.checkpoint.find(key, group).key)
-
-    def _facts(self, group: str, key: str) -> StepTensor:
-        if not isinstance(self.checkpoint, Foreign):
-            place = self.checkpoint.places[group][key]
-            logical = self.checkpoint.manifest.groups[group].logical_dtypes.get(key)
-            if logical is None:
-                spec = place.spec
-                return StepTensor(key, spec.dtype.name, spec.shape, spec.bytes, place.file, place.begin, place.end)
-        tensor = self.checkpoint.find(key, group)
-        places = tensor.recipe.sources()
-        one: Place | None = places[0] if len(places) == 1 and tensor.recipe.is_whole(places[0].spec.shape) else None
-        return StepTensor(
-            tensor.key,
-            tensor.logical,
-            tensor.logical_shape,
-            tensor.bytes,
-            one.file if one is not None else None,
-            one.begin if one is not None else None,
-            one.end if one is not None else None,
-        )
+            aliases = self.checkpoint.manifest.groups[group].aliases
+            found = index.find(aliases.get(key, key))
+        if found is None:
+            raise NotFound(f"{self.checkpoint.path} has no key {key[:200]!r} in the group {group!r}")
+        return found
 
     def blocks(self, tensor: StepTensor) -> tuple[int, int]:
         """Return the first block of a tensor in its file, and the one after its last; (0, 0) without blocks."""
         if tensor.file is None or tensor.begin is None or tensor.end is None:
             return 0, 0
-        blocks = self.checkpoint.manifest.files[tensor.file].blocks
         begins = self._begins.get(tensor.file)
         if begins is None:
+            blocks = self.checkpoint.manifest.files[tensor.file].blocks
             begins = self._begins[tensor.file] = [block.offset for block in blocks]
         if not begins or tensor.begin == tensor.end:
             return 0, 0
@@ -129,26 +82,26 @@ class OpenSteps:
         self._open: OrderedDict[tuple[str, str], tuple[object, OpenStep]] = OrderedDict()
 
     def get(self, records: RunRecords, step: str) -> OpenStep:
-        """Return an open checkpoint; one whose manifest has changed is opened again."""
+        """Return an open checkpoint; one that was saved again is opened again."""
         key, identity = (records.run.id, step), _identity(records, step)
         with self._lock:
             known = self._open.get(key)
             if known is not None and known[0] == identity:
                 self._open.move_to_end(key)
-                self._shrink(keep=key)
+                self._shrink(key)
                 return known[1]
         opened = OpenStep(_open(records, step))
         with self._lock:
             self._open[key] = identity, opened
             self._open.move_to_end(key)
-            self._shrink(keep=key)
+            self._shrink(key)
         return opened
 
-    def _shrink(self, keep: tuple[str, str]) -> None:
-        while len(self._open) > 1:
+    def _shrink(self, kept: tuple[str, str]) -> None:
+        while True:
             tensors = sum(opened.tensors for _, opened in self._open.values())
             oldest = next(iter(self._open))
-            if oldest == keep or (len(self._open) <= _MOST_OPEN and tensors <= _MOST_TENSORS):
+            if oldest == kept or (len(self._open) <= _MOST_OPEN and tensors <= _MOST_TENSORS):
                 return
             del self._open[oldest]
 
@@ -169,4 +122,3 @@ def _open(records: RunRecords, step: str) -> Checkpoint:
     if records.run.kind == "checkpoint":
         return open_stored(records.run.address)
     return Checkpoint(records.run.storage, step)
-

@@ -152,8 +152,7 @@ class PageApi:
             offset=_number(request, "offset", 0, 2**31),
             limit=_number(request, "limit", 200, _MOST_ROWS),
         )
-        with opened.lock:
-            return {"group": group, **tree_rows(opened, group, query)}
+        return {"group": group, **tree_rows(opened, group, query)}
 
 
 def _required(request: HttpRequest, name: str) -> str:

@@ -174,9 +174,7 @@ class RunRecords:
     def metric_values(self) -> dict[str, list[float | None]]:
         """Return the metrics that were saved with the steps, by name, a value per row."""
         names = dict.fromkeys(name for row in self._rows.values() for name in row.metrics)
-        return {
-            name: [row.metrics.get(name) for row in self._rows.values()] for name in list(names)[:_METRICS]
-        }
+        return {name: [row.metrics.get(name) for row in self._rows.values()] for name in list(names)[:_METRICS]}
 
     def saved_metrics(self) -> dict[str, MetricColumn]:
         """Return the metrics of the living steps as curves, for runs without a file of metrics."""

@@ -193,4 +193,3 @@ class FlightWatch:
             "silent_s": silent,
             "problem": problem,
         }
-

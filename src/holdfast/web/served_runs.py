@@ -140,7 +140,9 @@ def _run_at(path: Path) -> ServedRun | None:
         inner = path / CHECKPOINTS
         if not inner.is_symlink():
             return _run("training", str(path), LocalStorage(inner), path)
-    if any(name.startswith(_HIDDEN) or folder_step(name) is not None or set_aside_step(name) is not None for name in names):
+    if any(
+        name.startswith(_HIDDEN) or folder_step(name) is not None or set_aside_step(name) is not None for name in names
+    ):
         return _run("root", str(path), storage)
     return None
 

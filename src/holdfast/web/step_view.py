@@ -8,9 +8,10 @@ from typing import Any
 from holdfast.checkpoint.base_reference import references
 from holdfast.core.errors import HoldfastError
 from holdfast.sources.foreign import Foreign
-from holdfast.web.open_steps import OpenStep, StepTensor
+from holdfast.web.open_steps import OpenStep
 from holdfast.web.run_records import RunRecords
 from holdfast.web.run_view import layout_axes
+from holdfast.web.tensor_index import StepTensor
 
 _ITEMS = 200  # of one list or object of state.json
 _VALUES = 20_000  # of the whole tree
@@ -65,7 +66,7 @@ def _group(opened: OpenStep, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": record.kind,
-        "keys": opened.known_tensors(name),
+        "keys": opened.count(name),
         "bytes": record.total_bytes,
         "files": list(record.files[:_FILES]),
         "aliases": bounded(dict(record.aliases)),

@@ -1,12 +1,11 @@
-"""The tree of keys as lines: numbered neighbors that look alike become one entry, at every depth; nothing else does."""
+"""The tree of keys: numbered neighbors that look alike become one entry, at every depth; nothing else does."""
 
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.tensor_tree import TreeRow
-from holdfast.cli.tree_lines import tree_lines
+from holdfast.cli.tensor_tree import TreeRow, tree_lines
 from holdfast.core.names import natural_key
 
 
