@@ -19,7 +19,7 @@ export function boxesPicture(shape, boxes) {
   });
   const shapes = boxes.slice(0, 2048).map((one, index) => boxShape(one, place(one), index, boxes.length));
   const label = `${boxes.length} boxes of a tensor of ${shape.join(" by ")}; the table below lists them`;
-  return el("figure", { class: "boxes" }, svg("svg", { viewBox: `-1 -18 ${width + 60} ${height + 22}`, role: "img", "aria-label": label, width: width + 60 },
+  return el("figure", { class: "boxes" }, svg("svg", { viewBox: `-1 -18 ${width + 120} ${height + 22}`, role: "img", "aria-label": label, width: width + 120 },
     across === null ? null : svg("text", { class: "tick", x: 0, y: -6 }, `dim ${across}: ${whole(shape[across])}`),
     shapes,
     down === null ? null : svg("text", { class: "tick", x: width + 6, y: height / 2 }, `dim ${down}: ${whole(shape[down])}`)));

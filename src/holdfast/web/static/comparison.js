@@ -47,5 +47,5 @@ export function percent(cell) {
   if (!Number.isFinite(amount)) return "from zero";
   if (amount === 0) return "unchanged";
   const share = amount * 100;
-  return `${share >= 0.01 && share < 1e4 ? Number(share.toPrecision(3)) : share.toExponential(1)}%`;
+  return `${share >= 0.0001 && share < 1e6 ? Number(share.toPrecision(3)).toLocaleString("en-US", { maximumFractionDigits: 8 }) : share.toExponential(1)}%`;
 }

@@ -1,7 +1,7 @@
 // Small pieces that every view uses: sections, states of loading and failing, progress, tables.
 
 import { byId, el, replace } from "./dom.js";
-import { visible } from "./text.js";
+import { visible, whole } from "./text.js";
 
 export function section(title, note, ...children) {
   const id = `s-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
@@ -61,7 +61,7 @@ export function shortTable(label, columns, rows, most) {
   if (rows.length > most) {
     const next = Math.min(rows.length, most * 10);
     holder.append(el("button", { type: "button", class: "button", onclick: () => replace(holder, shortTable(label, columns, rows, next)) },
-      `Show ${next.toLocaleString("en-US")} of ${rows.length.toLocaleString("en-US")}`));
+      next === rows.length ? `Show all ${whole(next)}` : `Show ${whole(next)} of ${whole(rows.length)}`));
   }
   return holder;
 }
@@ -101,7 +101,7 @@ function appendSome(body, entries, start) {
   const end = Math.min(entries.length, start + 200);
   body.append(...entries.slice(start, end).map(([key, item]) => jsonTree(key, item)));
   if (end < entries.length) {
-    const more = el("button", { type: "button", class: "quiet", onclick: () => { more.remove(); appendSome(body, entries, end); } }, `${entries.length - end} more`);
+    const more = el("button", { type: "button", class: "quiet", onclick: () => { more.remove(); appendSome(body, entries, end); } }, `${whole(entries.length - end)} more`);
     body.append(more);
   }
 }

@@ -52,7 +52,7 @@ function draw(group, width, now) {
 }
 
 function domain(now) {
-  const steps = now.rows.map((row) => row.step);
+  const steps = now.rows.map((row) => row.step).concat(now.gone.map((step) => step.step));
   if (now.series) steps.push(now.series.step[0], now.series.step[now.series.step.length - 1]);
   if (now.flight) steps.push(now.flight.step);
   const range = extent(steps) || [0, 1];

@@ -40,7 +40,8 @@ export function newestIntact(rows) {
 // Folders that go, with the reason: those that `holdfast gc` would delete now, then those that the next save deletes.
 export function leaving(retention) {
   const rows = (retention && retention.rows) || [];
-  const found = new Map(rows.filter((row) => !row.keep).map((row) => [row.folder, row.why]));
+  const policy = (retention && retention.policy) || "the policy";
+  const found = new Map(rows.filter((row) => !row.keep).map((row) => [row.folder, row.why.replace("the policy", policy)]));
   const reasons = staying(retention);
   for (const folder of (retention && retention.next) || []) {
     if (!found.has(folder)) found.set(folder, `no longer ${reasons.get(folder) || "kept by a rule"} once the next step is committed`);
@@ -51,6 +52,21 @@ export function leaving(retention) {
 export function staying(retention) {
   const rows = (retention && retention.rows) || [];
   return new Map(rows.filter((row) => row.keep).map((row) => [row.folder, row.why]));
+}
+
+// Steps that were there once: published by the log, or trained on from, and not among the rows. The newest first.
+export function goneSteps({ rows, events, retention }) {
+  const here = new Set(rows.map((row) => row.step));
+  const found = new Map();
+  const policy = retention && retention.policy;
+  const guess = policy ? `not kept by ${policy}` : "removed by hand, or by rules of before";
+  const note = (step, at) => { if (typeof step === "number" && !here.has(step) && !found.has(step)) found.set(step, { step, why: guess, at }); };
+  for (const row of rows) note(row.parent, null);
+  for (const event of events || []) {
+    if (event.kind === "published") note(event.step, null);
+    if (event.kind === "removed" && !here.has(event.step)) found.set(event.step, { step: event.step, why: event.text || guess, at: event.at });
+  }
+  return [...found.values()].sort((a, b) => b.step - a.step);
 }
 
 export function stalls(rows) {

@@ -12,13 +12,13 @@ export const STATES = { committed: ["intact", "good"], damaged: ["damaged", "bad
 const COLUMNS = [
   { label: "Step", class: "c-step" }, { label: "State", class: "c-state" }, { label: "Saved", class: "c-when wide-only" }, { label: "Size", class: "c-num" },
   { label: "Publish", class: "c-num wide-only", title: "time from the call to the published step" }, { label: "Stall", class: "c-num", title: "how long training waited" },
-  { label: "Branch", class: "c-num wide-only" }, { label: "Notes", class: "c-note" },
+  { label: "Branch", class: "c-num c-branch wide-only" }, { label: "Notes", class: "c-note" },
 ];
 
 // `model()` gives {id, rows, leaving, staying}; `changed(options)` is told of the filter for the address.
 export function stepsTable(model, options, changed) {
   const state = { shown: [], filter: FILTERS.includes(options.filter) ? options.filter : "all", text: options.q || "", chosen: new Set() };
-  const table = windowedTable({ label: "Steps, newest first", rowHeight: 38, columns: COLUMNS, empty: "No step fits the filter.", draw: (index) => row(state.shown[index], model(), state), act });
+  const table = windowedTable({ label: "Steps, newest first", rowHeight: 38, columns: COLUMNS, empty: "", draw: (index) => row(state.shown[index], model(), state), act });
   const search = el("input", { type: "search", class: "search", placeholder: "Step, folder or tag", "aria-label": "Filter steps by number, folder or tag", value: state.text });
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Show" });
   const bar = el("div", { class: "choice", role: "status" });
@@ -69,10 +69,17 @@ export function stepsTable(model, options, changed) {
     const before = state.shown[0];
     state.shown = model().rows.filter((entry) => matches(entry, state.filter, state.text));
     const place = before ? state.shown.findIndex((entry) => entry.folder === before.folder) : 0;
+    table.setEmpty(emptyText());
     table.setCount(state.shown.length, { insertedAbove: Math.max(0, place) });
     drawChips();
     drawBar();
     replace(words, state.text ? count(state.shown.length, "step") : "");
+  }
+
+  function emptyText() {
+    const wanted = Number(state.text.replace(/,/g, ""));
+    const gone = state.text && (model().gone || []).find((step) => step.step === wanted);
+    return gone ? `Step ${wanted.toLocaleString("en-US")} is gone: ${visible(gone.why)}.` : "No step fits the filter.";
   }
 
   function tell() {

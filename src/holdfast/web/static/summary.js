@@ -48,10 +48,9 @@ function goesLine({ id, retention }) {
   return ["Goes next", [el("a", { href: stepRoute(id, folder) }, stepName(folder)), `: ${visible(why)}`, going.length > 1 ? `; ${whole(going.length - 1)} more` : ""]];
 }
 
-function wentLine({ events }) {
-  const gone = (events || []).filter((event) => event.kind === "removed");
-  const last = gone[gone.length - 1];
-  return last ? ["Went last", `step ${whole(last.step)}${last.text ? `: ${visible(last.text)}` : ""}${last.at ? `, ${ago(last.at, Date.now())}` : ""}`] : null;
+function wentLine({ gone }) {
+  const last = (gone || [])[0];
+  return last ? ["Removed last", `step ${whole(last.step)}: ${visible(last.why)}${last.at ? `, ${ago(last.at, Date.now())}` : ""}`] : null;
 }
 
 function damagedLine({ id, rows }) {

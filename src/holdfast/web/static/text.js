@@ -3,6 +3,7 @@
 const INTEGER = new Intl.NumberFormat("en-US");
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
 const DASH = "–";
+const SHORT = { "\n": "\\n", "\t": "\\t", "\r": "\\r" };
 
 export function count(number, noun, plural) {
   return `${whole(number)} ${number === 1 ? noun : plural || `${noun}s`}`;
@@ -32,7 +33,7 @@ export function duration(seconds) {
   if (seconds < 100) return `${threeDigits(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   if (seconds < 172800) return `${threeDigits(seconds / 3600)} h`;
-  return `${Math.round(seconds / 86400)} days`;
+  return `${value(Math.round(seconds / 86400))} days`;
 }
 
 export function milliseconds(amount) {
@@ -45,12 +46,12 @@ export function value(number) {
   if (number === 0) return "0";
   const magnitude = Math.abs(number);
   if (Number.isInteger(number) && magnitude < 1e7) return whole(number);
-  if (magnitude < 1e-4 || magnitude >= 1e7) return number.toExponential(3);
+  if (magnitude < 1e-4 || magnitude >= 1e7) return shortExponent(number);
   return String(Number(number.toPrecision(5)));
 }
 
 export function ago(instant, now) {
-  const seconds = (now - new Date(instant).getTime()) / 1000;
+  const seconds = (now - moment(instant).getTime()) / 1000;
   if (!Number.isFinite(seconds)) return "at an unknown time";
   if (seconds < -5) return at(instant);
   if (seconds < 10) return "just now";
@@ -61,7 +62,7 @@ export function ago(instant, now) {
 }
 
 export function at(instant) {
-  const time = new Date(instant);
+  const time = moment(instant);
   if (Number.isNaN(time.getTime())) return DASH;
   const two = (number) => String(number).padStart(2, "0");
   return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ${two(time.getHours())}:${two(time.getMinutes())}`;
@@ -70,6 +71,11 @@ export function at(instant) {
 // A name that a checkpoint brought: control and direction characters are made visible, and cannot reorder the line.
 export function visible(name) {
   return String(name).replace(/[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]/g, escaped);
+}
+
+// A text of several lines, such as a file of settings.
+export function visibleLines(text) {
+  return String(text).split("\n").map((line) => visible(line.replace(/\t/g, "    "))).join("\n");
 }
 
 export function list(names, most) {
@@ -86,6 +92,15 @@ export function stepName(folder) {
   return `${match[1] ? `${match[1]} step` : "step"} ${match[2].length < 16 ? whole(Number(match[2])) : match[2]}${visible(match[3])}`;
 }
 
+function shortExponent(number) {
+  return Number(number.toPrecision(4)).toExponential().replace("e+", "e");
+}
+
+// A time as text, or as seconds since 1970 as logs have it.
+function moment(instant) {
+  return new Date(typeof instant === "number" ? instant * 1000 : instant);
+}
+
 function threeDigits(amount) {
   return amount >= 99.95 ? amount.toFixed(0) : amount >= 9.995 ? amount.toFixed(1) : amount.toFixed(2);
 }
@@ -97,7 +112,6 @@ function odd(number) {
 
 function escaped(character) {
   const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  if (code === 0x7f) return "\u2421";
-  return `\\u${code.toString(16).padStart(4, "0")}`;
+  if (SHORT[character]) return SHORT[character];
+  return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
 }

@@ -31,17 +31,21 @@ export function blades(rows, lanes, x) {
 }
 
 // Draws into `group`, the lowest lane on the line y = base. Returns the blades with their places.
-export function drawTimeline(group, rows, lanes, x, base, { leaving, flight }) {
+export function drawTimeline(group, rows, lanes, x, base, { leaving, flight, gone }) {
   const drawn = blades(rows, lanes, x);
+  const stumps = [...new Set(gone.map((step) => Math.round(x(step.step) / 4) * 4))];
   const height = laneHeight(lanes.size);
   const y = (lane) => base - lane * height;
   drawStems(group, drawn, y, rows, lanes, x);
   const sizes = extent(drawn.map((blade) => blade.bytes)) || [0, 1];
   const grown = linear([0, sizes[1] || 1], [height * 0.3, height * 0.72]);
-  const dense = closest(drawn) < SLOT * 1.6;
-  drawn.forEach((blade, index) => group.append(bladeShape(blade, y(blade.lane), grown(blade.bytes), index, dense, leaving)));
+  const apart = closest(drawn);
+  drawn.forEach((blade) => group.append(bladeShape(blade, y(blade.lane), grown(blade.bytes), apart, leaving)));
   if (flight) group.append(bud(x(flight.step), y(lanes.size - 1), flight));
-  if (drawn.length) group.append(roots(Math.min(...drawn.map((blade) => blade.x)), base));
+  const start = Math.min(...drawn.map((blade) => blade.x), ...stumps);
+  if (stumps.length && drawn.length) group.append(svg("path", { class: "stem bare", d: `M${start} ${base} H${Math.min(...drawn.filter((blade) => blade.lane === 0).map((blade) => blade.x), Math.max(...stumps))}` }));
+  for (const place of stumps) group.append(svg("path", { class: "stump", d: `M${place} ${base} l1 -6` }));
+  if (drawn.length) group.append(roots(start, base));
   return drawn;
 }
 
@@ -69,9 +73,14 @@ function drawStems(group, drawn, y, rows, lanes, x) {
     const last = own[own.length - 1].x;
     const drifted = own.every((blade) => blade.state === "abandoned");
     const parent = lane > 0 ? forkPlace(rows, lanes, lane, x) : null;
-    const fork = parent ? `M${parent.x} ${y(parent.lane)} C${parent.x + 10} ${y(parent.lane)} ${first - 14} ${y(lane)} ${first} ${y(lane)}` : `M${first} ${y(lane)}`;
-    group.append(svg("path", { class: `stem${drifted ? " drifted" : ""}`, d: `${fork} L${last} ${y(lane)}` }));
+    const start = parent ? forkPath(parent.x, y(parent.lane), first, y(lane)) : `M${first} ${y(lane)}`;
+    group.append(svg("path", { class: `stem${drifted ? " drifted" : ""}`, d: `${start} L${last} ${y(lane)}` }));
   }
+}
+
+function forkPath(x, y, endX, endY) {
+  const reach = Math.min(44, Math.max(6, endX - x));
+  return `M${x} ${y} C${x + reach * 0.7} ${y} ${x + reach * 0.3} ${endY} ${x + reach} ${endY}`;
 }
 
 function forkPlace(rows, lanes, lane, x) {
@@ -81,19 +90,19 @@ function forkPlace(rows, lanes, lane, x) {
   return parent ? { x: x(parent.step), lane: lanes.get(parent.branch ?? 0) } : null;
 }
 
-function bladeShape(blade, y, length, index, dense, leaving) {
+function bladeShape(blade, y, length, apart, leaving) {
   const going = blade.rows.some((row) => leaving.has(row.folder));
   const shape = svg("g", { class: `blade ${blade.state}${going ? " going" : ""}`, transform: `translate(${blade.x} ${y})` });
-  if (dense) shape.append(svg("path", { class: "thin", d: `M0 0 V${-length}` }));
-  else shape.append(svg("path", { d: leaf(length, index % 2 ? -1 : 1) }));
+  shape.append(svg("path", { d: leaf(length, apart) }));
   if (blade.state === "damaged") shape.append(svg("path", { class: "cross", d: `M-4 ${-length - 10} l8 8 m0 -8 l-8 8` }));
   if (blade.tags.length) shape.append(svg("circle", { class: "tag-mark", cx: 0, cy: 6, r: 2.6 }));
   return shape;
 }
 
-function leaf(length, side) {
-  const w = Math.min(7, length * 0.3) * side;
-  return `M0 0 C${w * 0.2} ${-length * 0.2} ${-w * 0.5} ${-length * 0.62} ${w} ${-length} C${w * 2} ${-length * 0.66} ${w * 1.7} ${-length * 0.2} 0 0Z`;
+// A blade leans as kelp does in a current.
+function leaf(length, apart) {
+  const w = Math.min(7, length * 0.28, apart * 0.34);
+  return `M0 0 C${-w * 0.9} ${-length * 0.3} ${-w * 0.2} ${-length * 0.72} ${w * 1.1} ${-length} C${w * 1.35} ${-length * 0.62} ${w * 1.2} ${-length * 0.22} 0 0Z`;
 }
 
 function bud(x, y, flight) {
@@ -106,5 +115,5 @@ function bud(x, y, flight) {
 }
 
 function roots(x, y) {
-  return svg("path", { class: "roots", d: `M${x} ${y} c-1 5 -8 6 -13 12 M${x} ${y} c-1 7 -4 9 -6 15 M${x} ${y} c0 7 1 10 1 16 M${x} ${y} c1 6 5 8 8 14` });
+  return svg("path", { class: "roots", d: `M${x} ${y} c-5 1 -9 1 -13 5 M${x} ${y} c-4 2 -7 5 -8 11 M${x} ${y} c-2 4 -2 8 -1 14 M${x} ${y} c1 4 4 6 6 11 M${x - 4} ${y + 4} c-4 2 -6 3 -9 7` });
 }

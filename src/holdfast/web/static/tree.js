@@ -3,7 +3,7 @@
 import { el, replace } from "./dom.js";
 import { failed } from "./parts.js";
 import { count, size, visible, whole } from "./text.js";
-import { branch, childOf, flattened, numbersText, readPage, unfoldable } from "./tree_model.js";
+import { branch, childOf, flattened, largestFolder, numbersText, readPage, unfoldable } from "./tree_model.js";
 import { windowedTable } from "./windowed.js";
 
 const COLUMNS = [
@@ -27,8 +27,18 @@ export function tensorTree({ groups, group, filter, fetchRows, onTensor, changed
     state.root = branch(state.group, "", 0, state.fold);
     state.entries = [];
     table.node.scrollTop = 0;
-    read(state.root, 0);
+    read(state.root, 0).then(() => state.filter || unfoldLargest(state.root, 2));
     update();
+  }
+
+  // The first look shows the layers: the largest folder is unfolded, and the largest in it.
+  async function unfoldLargest(branchNode, levels) {
+    const index = largestFolder(branchNode.rows);
+    if (index < 0 || !levels || branchNode.open.size) return;
+    const child = childOf(branchNode, index);
+    branchNode.open.set(index, child);
+    await read(child, 0);
+    await unfoldLargest(child, levels - 1);
   }
 
   async function read(branchNode, index) {
@@ -141,7 +151,7 @@ function cellsOf(entry, open, fold, flat) {
 }
 
 export function shapeText(shape) {
-  return shape.length ? shape.map((dim) => whole(dim).replace(/,/g, "\u2009")).join(" × ") : "scalar";
+  return shape.length ? shape.map(String).join(" × ") : "scalar";
 }
 
 function indent(entry) {

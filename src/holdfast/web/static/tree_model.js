@@ -58,6 +58,14 @@ export function childOf(node, index) {
   return child;
 }
 
+export function largestFolder(rows) {
+  let best = -1;
+  rows.forEach((row, index) => {
+    if (row.kind === "folder" && row.tensors > 1 && (best < 0 || row.bytes > rows[best].bytes)) best = index;
+  });
+  return best;
+}
+
 // Which layers a folded row stands for: 0-31, or 0, 2, 5.
 export function numbersText(numbers) {
   const parts = [];

@@ -96,7 +96,7 @@ function showResult(node, result, sides, signal) {
     el("p", { class: "lede big" }, headline(result)), el("p", { class: "note" }, "From ", link(sides.a), " to ", link(sides.b), "."),
     result.partial ? el("p", { class: "warn" }, "The time limit was reached: this is what was compared until then.") : null,
     facts([["Unchanged", whole(result.same)], ["Changed", whole(result.changed)], ["Added", whole(length(result.added))], ["Missing", whole(length(result.missing))], ["Reshaped", whole(length(result.reshaped))]]),
-    (result.layers || []).length ? section("Layers", "Tensors down, layers across; darker changed more.", heatmap(result, signal), layersTable(result)) : null,
+    (result.layers || []).length ? section("Layers", "Tensors down, layers across; the stronger the color, the larger the change.", heatmap(result, signal), layersTable(result)) : null,
     (result.rest || []).length ? section("Tensors", "Outside the layers, or changed most.", restTable(result.rest)) : null,
     names("Added", result.added, "Only in the second."), names("Missing", result.missing, "Only in the first."), names("Reshaped", result.reshaped, "Another shape or type."));
 }

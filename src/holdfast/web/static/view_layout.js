@@ -90,5 +90,5 @@ function strip(reads, tensor) {
     const end = Math.min(read.end, tensor.end);
     return end > start ? svg("rect", { class: "bar publish", x: ((start - tensor.begin) / span) * 200, width: Math.max(0.6, ((end - start) / span) * 200), y: 1, height: 10 }) : null;
   });
-  return svg("svg", { class: "strip", viewBox: "0 0 200 12", "aria-hidden": "true" }, svg("rect", { class: "strip-rest", x: 0, y: 1, width: 200, height: 10 }), shapes);
+  return svg("svg", { class: "strip", viewBox: "0 0 200 12", preserveAspectRatio: "none", "aria-hidden": "true" }, svg("rect", { class: "strip-rest", x: 0, y: 1, width: 200, height: 10 }), shapes);
 }

@@ -7,13 +7,13 @@ import { flightsPanel } from "./flights.js";
 import { setShortcuts } from "./help.js";
 import { changedMost } from "./changed_most.js";
 import { announce, badge, crumbs, empty, section, setLinkState, shortTable } from "./parts.js";
-import { leaving, merged, rowsOf, staying } from "./run_model.js";
+import { goneSteps, leaving, merged, rowsOf, setAside, staying } from "./run_model.js";
 import { queryText, stepRoute } from "./routes.js";
 import { runChart } from "./run_chart.js";
 import { stepsTable } from "./steps_table.js";
 import { follow } from "./stream.js";
 import { drawSummary } from "./summary.js";
-import { ago, at, count, stepName, visible, whole } from "./text.js";
+import { ago, at, count, stepName, visible, visibleLines, whole } from "./text.js";
 
 const POINTS = 2000;
 const LOG_MOST = 500;
@@ -21,7 +21,7 @@ const LOG_MOST = 500;
 export async function runView(main, route, signal) {
   const address = runAddress(route.run);
   const run = await get(address, null, signal);
-  const now = { id: route.run, run, rows: rowsOf(run), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, events: run.events || [], ...kept(run) };
+  const now = { id: route.run, run, rows: rowsOf(run), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], events: run.events || [], ...kept(run) };
   crumbs([["Runs", "#/"], [visible(run.name), null]]);
   const view = parts(now, route, signal);
   replace(main, view.nodes);
@@ -45,16 +45,19 @@ function parts(now, route, signal) {
   const options = { ...route.options };
   const remember = (changed) => { Object.assign(options, changed); history.replaceState(null, "", `#/run/${encodeURIComponent(now.id)}${queryText(options)}`); };
   const table = stepsTable(() => now, route.options, remember);
+  const key = el("ul", { class: "legend", "aria-label": "Legend" });
   const next = el("div");
   const log = el("div");
   const flightSection = section("In flight", "The save that is being written, rank by rank.", flights.node);
-  const chartSection = section("Growth", "A blade for each step, as long as its size; loss above, time to publish and stall below.", names, chart.node, legend());
+  const chartSection = section("Timeline", "A blade for each step, as long as its size; the loss above it, time to publish and stall below.", names, chart.node, key);
   const stepsSection = section("Steps", "Space chooses two for a comparison.", table.node);
-  const nodes = [head(now), summary, flightSection, chartSection, stepsSection, section("Keeping", "What the rules keep, and what goes when the next step is committed.", next), section("Log", null, log), settings(now.run)];
+  const nodes = [head(now), summary, flightSection, chartSection, stepsSection, section("Keeping", "What the rules keep, what goes when the next step is committed, and what is gone.", next), section("Log", null, log), settings(now.run)];
 
   function draw() {
+    now.gone = goneSteps(now);
     drawSummary(summary, now);
     chart.update();
+    drawLegend(key, now);
     table.update();
     drawKeeping(next, now, signal);
     drawLog(log, now);
@@ -84,25 +87,30 @@ function head(now) {
   return el("div", { class: "page-head" }, el("h1", null, visible(now.run.name)), el("p", { class: "address" }, visible(now.run.address)));
 }
 
-function legend() {
-  return el("ul", { class: "legend", "aria-label": "Legend" }, [["committed", "intact"], ["damaged", "damaged"], ["abandoned", "set aside"], ["going", "goes next"], ["tagged", "tagged"], ["kill", "kill"], ["restore", "restore"]]
-    .map(([kind, word]) => el("li", null, el("i", { class: `legend-key ${kind}`, "aria-hidden": "true" }), word)));
+function drawLegend(node, now) {
+  const there = {
+    committed: true, damaged: now.rows.some((row) => row.state === "damaged"), abandoned: setAside(now.rows).length > 0, gone: now.gone.length > 0, going: now.leaving.size > 0,
+    tagged: now.rows.some((row) => (row.tags || []).length), kill: now.marks.some((mark) => mark.kind === "kill"), restore: now.marks.some((mark) => mark.kind === "restore"),
+  };
+  const words = { committed: "intact", abandoned: "set aside", going: "goes next" };
+  replace(node, Object.keys(there).filter((kind) => there[kind]).map((kind) => el("li", null, el("i", { class: `legend-key ${kind}`, "aria-hidden": "true" }), words[kind] || kind)));
 }
 
 function pictureOf(now) {
   const series = now.metric ? now.metrics[now.metric] : null;
   const rows = now.rows.filter((row) => typeof row.step === "number");
-  return { rows, series: series && series.step.length ? series : null, metric: now.metric, marks: now.marks, leaving: now.leaving, flight: (now.flights || [])[0] };
+  return { rows, gone: now.gone, series: series && series.step.length ? series : null, metric: now.metric, marks: now.marks, leaving: now.leaving, flight: (now.flights || [])[0] };
 }
 
 function drawKeeping(node, now, signal) {
   const rows = (now.retention && now.retention.rows) || [];
   const policy = now.retention && now.retention.policy;
   const going = rows.filter((row) => !row.keep);
+  const gone = now.gone.map((step) => [`step ${whole(step.step)}`, badge("gone", "gone"), visible(step.why)]);
   const order = [...now.leaving].map(([folder, why]) => ({ folder, why, keep: false })).concat(rows.filter((row) => row.keep && !now.leaving.has(row.folder)));
   replace(node, el("p", null, policy ? ["Rules: ", el("code", null, visible(policy))] : "The run names no rules; every step is kept."),
-    order.length ? shortTable("What goes and what stays", [{ label: "Step" }, { label: "" }, { label: "Why" }],
-      order.map((row) => [el("a", { href: stepRoute(now.id, row.folder) }, stepName(row.folder)), row.keep ? badge("stays", "good") : badge("goes next", "going"), visible(row.why)]), Math.max(8, Math.min(now.leaving.size + 5, 20))) : null,
+    order.length || gone.length ? shortTable("What goes, what stays, what is gone", [{ label: "Step" }, { label: "" }, { label: "Why" }],
+      order.map((row) => [el("a", { href: stepRoute(now.id, row.folder) }, stepName(row.folder)), row.keep ? badge("stays", "good") : badge("goes next", "going"), visible(row.why)]).concat(gone), Math.max(8, Math.min(now.leaving.size + 5, 20))) : null,
     changesPanel(now, going, signal));
 }
 
@@ -115,7 +123,7 @@ function drawLog(node, now) {
 
 function settings(run) {
   if (!run.config) return null;
-  return section("Settings", "config.toml of the run.", el("details", null, el("summary", null, "Show"), el("pre", { class: "code", tabindex: 0 }, visible(run.config).replace(/\u240a/g, "\n").replace(/\u2409/g, "  "))));
+  return section("Settings", "config.toml of the run.", el("details", null, el("summary", null, "Show"), el("pre", { class: "code", tabindex: 0 }, visibleLines(run.config))));
 }
 
 async function readFlights(now, view, signal) {

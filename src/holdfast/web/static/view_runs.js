@@ -57,7 +57,7 @@ function runsTable(state) {
     label: "Runs",
     rowHeight: 58,
     empty: "No run has such a name.",
-    tallest: "none",
+    tallest: "78vh",
     columns: [{ label: "Run" }, { label: "Newest step", class: "c-newest" }, { label: "Steps", class: "c-num wide-only" }, { label: "Size", class: "c-num" }],
     draw: (index) => runRow(state.shown[index]),
     act: (event, index) => {

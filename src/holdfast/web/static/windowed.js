@@ -106,5 +106,6 @@ export function windowedTable({ label, columns, rowHeight, draw, act, role, empt
     focusRow(Number(clicked.dataset.index), true);
     act(event, Number(clicked.dataset.index));
   });
-  return { node, setCount, refresh, focusRow, show, current: () => state.current };
+  const setEmpty = (text) => { nothing.textContent = text; };
+  return { node, setCount, setEmpty, refresh, focusRow, show, current: () => state.current };
 }
