@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.cli.diff import _compare_values, _ordered
+from holdfast.checkpoint.differences import _compare_values, _ordered
 from tests.cli.calls import call
 
 

@@ -82,7 +82,8 @@ def command(
         if isinstance(error, StorageError):
             raise
         raise InvalidArgument(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port, or 0 for any free one"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; "
+            "choose another --port, or 0 for any free one"
         ) from None
 
 
@@ -94,7 +95,6 @@ def _end_on_signals(server: HttpServer) -> None:
 
 def page_address(host: str, port: int, token: str | None) -> str:
     """Return the address of the page for a browser."""
-    shown = (
-        "127.0.0.1" if host in ("0.0.0.0", "") else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
-    )
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (of all addresses, the nearest)
+    shown = f"[{shown}]" if ":" in shown else shown
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")

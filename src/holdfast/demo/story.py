@@ -19,9 +19,8 @@ from holdfast.storage import shared_storage_at
 from holdfast.train.checkpoints import FOLDER
 from holdfast.train.config import FILE
 from holdfast.train.local_ranks import LocalRanks
-from holdfast.train.metrics import read_metrics
+from holdfast.train.metrics import METRICS, read_metrics
 from holdfast.train.plot import Curve, draw_run, stalls
-from holdfast.train.metrics import METRICS
 from holdfast.writer.in_flight import saves_in_flight
 
 TEXT = """Kelp has no roots. What keeps it where it is, in surf that moves boulders, is a holdfast:

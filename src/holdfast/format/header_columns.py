@@ -18,8 +18,8 @@ from holdfast.format.safetensors import LENGTH_BYTES, TensorEntry, decode_entry
 
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
 _ENTRY = re.compile(
-    r'"([^"\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,%d})":\{"dtype":"([A-Z0-9_]{1,16})","shape":(\[[0-9,]{0,1300}\]),'
-    r'"data_offsets":\[%s,%s\]\}([,}])' % (limits.KEY_BYTES, _NUMBER, _NUMBER)
+    r'"([^"\\\x00-\x1f\x7f-\x9f\u2028\u2029]{1,1024})":\{"dtype":"([A-Z0-9_]{1,16})","shape":(\[[0-9,]{0,1300}\]),'
+    rf'"data_offsets":\[{_NUMBER},{_NUMBER}\]\}}([,}}])'
 )
 _METADATA = re.compile(r'\{(?:"__metadata__":\{(?:"[^"\\\x00-\x1f]{0,1000}":"[^"\\\x00-\x1f]{0,10000}",?)*\},)?')
 

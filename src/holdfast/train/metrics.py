@@ -14,6 +14,7 @@ from holdfast.core.errors import StorageError
 
 METRICS = "metrics.jsonl"  # in the folder of a run
 
+
 class Metrics:
     """Appends lines to a run's file, from any thread; without a path it writes nothing.
 

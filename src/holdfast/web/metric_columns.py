@@ -105,6 +105,7 @@ class MetricsFile:
         self._last_step: int | None = None
         self.columns: dict[str, MetricColumn] = {}
         self.marks: list[RunMark] = []
+        self._dropped = 0  # marks that are too old to keep
         self.stalls: dict[int, float] = {}
         self.generation = 0  # changes when earlier points were replaced
 
@@ -171,7 +172,7 @@ class MetricsFile:
         if not isinstance(name, str):
             return
         step = self._last_step or 0 if step is None else step
-        time = float(at) if type(at) in (int, float) else None
+        time = float(at) if isinstance(at, int | float) and abs(at) < 1e300 else None
         if name == "save" and type(record.get("stall_ms")) in (int, float):
             self.stalls[step] = float(record["stall_ms"])
         if name == "resumed" and self._last_step is not None and self._last_step > step:
@@ -184,6 +185,16 @@ class MetricsFile:
         self.marks.append(mark)
         if len(self.marks) > _MARKS:
             del self.marks[: _MARKS // 2]
+            self._dropped += _MARKS // 2
+
+    @property
+    def marks_seen(self) -> int:
+        """The number of marks so far, with those that were dropped."""
+        return self._dropped + len(self.marks)
+
+    def marks_after(self, seen: int) -> list[RunMark]:
+        """Return the marks that came after a number of them."""
+        return self.marks[max(0, seen - self._dropped) :]
 
     def fields(self, names: list[str], points: int) -> dict[str, Any]:
         """Return the answer for some metrics, or for all without names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -116,7 +117,7 @@ def _next(records: RunRecords, policy: Policy, found: list[Committed]) -> list[s
     if not alive:
         return []
     steps = [entry.step for entry in alive]
-    gap = median_low([b - a for a, b in zip(steps, steps[1:], strict=False)] or [1])
+    gap = median_low([b - a for a, b in itertools.pairwise(steps)] or [1])
     coming = alive[-1]
     assert coming.manifest is not None
     now = datetime.now(UTC).isoformat(timespec="seconds")

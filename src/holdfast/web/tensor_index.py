@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Damaged, NotFound
+from holdfast.format.dtypes import dtype_named
 from holdfast.format.header_columns import HeaderColumns, scan_header
 from holdfast.format.safetensors import TensorEntry
 from holdfast.sources.foreign import Foreign
@@ -152,8 +153,9 @@ def index_group(checkpoint: Checkpoint, group: str) -> TensorIndex:
             if kind.bytes < 0:
                 kind = kinds[columns.kinds[number]] = _Kind(kind.dtype, kind.shape, end - begin, file)
             if key in record.logical_dtypes:
-                shape = checkpoint.find(key, group).logical_shape
-                kind = _Kind(record.logical_dtypes[key], shape, end - begin, file)
+                logical = record.logical_dtypes[key]
+                shape = kind.shape[:-1] if dtype_named(logical).pair else kind.shape
+                kind = _Kind(logical, shape, end - begin, file)
             index._add(key, kind, header + begin)
     if len(set(index.keys)) != len(index.keys):
         raise Damaged(f"{checkpoint.path}: {group} has a key in two files")

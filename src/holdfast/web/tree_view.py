@@ -1,4 +1,4 @@
-"""Rows of the tree of a checkpoint's keys: one level at a time, alike layers folded; or the keys that contain a text."""
+"""Rows of the tree of a checkpoint's keys: one level at a time, alike layers folded; or the keys with a text."""
 
 from __future__ import annotations
 

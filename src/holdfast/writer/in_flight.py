@@ -1,4 +1,4 @@
-"""Saves in flight under a root, for `holdfast top` and the page: progress and phase, from the notes of their writers."""
+"""Saves in flight under a root, for `holdfast top` and the page: progress and phase, from notes of writers."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""Events of one run for one open page: changed steps, saves in flight, new points of metrics, the log.
+
+Events are made when the client has read the ones before, so a client that never reads costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.web.json_text import to_json
+from holdfast.web.page_workers import PageWorkers
+from holdfast.web.run_records import RunRecords, StepRow
+
+_PAUSE_S = 1.0
+_QUIET_S = 15.0
+_MOST_ROWS = 500  # changed at once; beyond that the page fetches the run again
+_POINTS = 2000
+_MARKS = 200
+
+
+def event(name: str, value: Any) -> bytes:
+    """Encode one event."""
+    return b"event: " + name.encode() + b"\ndata: " + to_json(value) + b"\n\n"
+
+
+class RunFollower:
+    """What one page has been told about a run, and what is new since then."""
+
+    def __init__(self, records: RunRecords, flights: Callable[[], list[dict[str, Any]]]) -> None:
+        self._records = records
+        self._flights = flights
+        with records.lock:
+            self._rows: dict[str, StepRow] = records.rows
+            self._generation = records.metrics.generation
+            self._last = self._last_steps()
+            self._marks = records.metrics.marks_seen
+        self._in_flight: list[dict[str, Any]] = []
+
+    def poll(self) -> list[bytes]:
+        """Look at the run again and return what is new."""
+        self._records.refresh()
+        with self._records.lock:
+            return [*self._steps(), *self._flight_events(), *self._metrics()]
+
+    def _steps(self) -> list[bytes]:
+        rows = self._records.rows
+        if rows is self._rows:
+            return []
+        before, self._rows = self._rows, rows
+        changed = [row for folder, row in rows.items() if before.get(folder) != row]
+        removed = [folder for folder in before if folder not in rows]
+        if not changed and not removed:
+            return []
+        if len(changed) + len(removed) > _MOST_ROWS:
+            return [event("reload", {"why": "many steps changed"})]
+        return [event("run", {"changed": {"steps": [row.fields() for row in changed]}, "removed": removed})]
+
+    def _flight_events(self) -> list[bytes]:
+        flights = self._flights()
+        if not flights and not self._in_flight:
+            return []
+        self._in_flight = flights
+        return [event("flights", {"flights": flights})]
+
+    def _metrics(self) -> list[bytes]:
+        metrics = self._records.metrics
+        events = []
+        fresh = metrics.marks_after(self._marks)[-_MARKS:]
+        self._marks = metrics.marks_seen
+        events += [event("log", mark.fields()) for mark in fresh]
+        if metrics.generation != self._generation:
+            self._generation, self._last = metrics.generation, self._last_steps()
+            return [*events, event("reload", {"why": "the run went back to an earlier step"})]
+        new = {}
+        for name, column in metrics.columns.items():
+            points = column.after(self._last.get(name, -1))
+            if points["step"]:
+                new[name] = {key: values[-_POINTS:] for key, values in points.items()}
+        if new:
+            self._last = self._last_steps()
+            events.append(event("metrics", {"names": new}))
+        return events
+
+    def _last_steps(self) -> dict[str, int]:
+        return {name: column.steps[-1] for name, column in self._records.metrics.columns.items() if column.steps}
+
+
+async def run_events(make: Callable[[], RunFollower], workers: PageWorkers) -> AsyncIterator[bytes]:
+    """Yield the events of a run for ever."""
+    yield b"retry: 2000\n\n"
+    try:
+        follower = await workers.run(make)
+    except HoldfastError as error:
+        yield event("reload", {"why": str(error)})
+        return
+    told = time.monotonic()
+    while True:
+        for one in await workers.run(follower.poll):
+            told = time.monotonic()
+            yield one
+        if time.monotonic() - told > _QUIET_S:
+            told = time.monotonic()
+            yield b": nothing new\n\n"
+        await asyncio.sleep(_PAUSE_S)
