@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.checkpoint.reading import PORTION_BYTES
 from holdfast.core.errors import InvalidArgument, NotFound, Unsupported
-from holdfast.core.limits import GB, MIB
+from holdfast.core.limits import GB
 from holdfast.format.dtypes import dtype_named
 from holdfast.layout.placement import OnMesh, Replicate, Shard, StridedShard
 from holdfast.plan.coverage import Holdings
@@ -28,7 +29,6 @@ from holdfast.web.tensor_index import StepTensor
 _MOST_RANKS = 1024
 _MOST_BLOCKS = 512
 _MOST_BYTES = 64 * GB  # of one tensor
-_PORTION_BYTES = 256 * MIB
 _MESH = re.compile(r"[a-z_]{1,16}:[0-9]{1,6}(?:,[a-z_]{1,16}:[0-9]{1,6})*")
 _AXES = {
     **dict.fromkeys(("dp", "ddp", "data", "dp_replicate", "replicate", "rank"), "dp"),
@@ -178,17 +178,20 @@ def _writers(place: Place, stored: list[StoredBlock], spread: TensorSpreads, sha
 
 
 def _restore(place: Place, stored: list[StoredBlock], spread: TensorSpreads) -> list[dict[str, Any]]:
-    """Return the bytes that each rank reads; what several ranks need is read by one of them for all."""
+    """Return the bytes that each rank reads: a block is read once, verified, and shared with those that need it."""
     wants = [Want(place, box, rank) for rank, box in spread.parameter.boxes(place.spec.shape)]
     file = StoredFile(place.file, tuple(stored), (place,))
     by_rank: dict[int, list[dict[str, Any]]] = {want.rank: [] for want in wants}
-    for read in plan_load([file], wants, verify=False, portion_bytes=_PORTION_BYTES):
-        for portion in read.portions:
-            for start, size in portion.ranges[:_MOST_BLOCKS]:
-                begin = portion.offset + start
-                by_rank[read.reader].append({"file": read.file, "begin": begin, "end": begin + size})
+    for read in plan_load([file], wants, verify=True, portion_bytes=PORTION_BYTES):
+        by_rank[read.reader].append({"file": read.file, "begin": read.offset, "end": read.offset + read.size})
+    held = {rank: sum(want.box.volume for want in wants if want.rank == rank) for rank in by_rank}
     return [
-        {"rank": rank, "reads": reads[:_MOST_BLOCKS], "bytes": sum(one["end"] - one["begin"] for one in reads)}
+        {
+            "rank": rank,
+            "reads": reads[:_MOST_BLOCKS],
+            "bytes": sum(one["end"] - one["begin"] for one in reads),
+            "wants": held[rank] * place.spec.dtype.bytes,
+        }
         for rank, reads in sorted(by_rank.items())
     ]
 

@@ -39,10 +39,10 @@ class PageApi:
     """The application that an HttpServer serves. Thread-safe."""
 
     def __init__(self, roots: ServedRoots, *, allow_changes: bool = False, host: str = "127.0.0.1") -> None:
-        self._roots = roots
+        self.roots = roots
         self._allow_changes = allow_changes
         self._host = host
-        self._static = read_static()
+        self.static = read_static()
         self._lock = threading.Lock()
         self._records: OrderedDict[str, RunRecords] = OrderedDict()
         self._flights: OrderedDict[str, FlightWatch] = OrderedDict()
@@ -58,9 +58,9 @@ class PageApi:
             return None
         if request.method not in ("GET", "HEAD"):
             raise BadRequest(405, "files can only be read")
-        if name not in self._static:
+        if name not in self.static:
             return HttpResponse.problem(404, "NotFound", "there is no such file")
-        body, content_type = self._static[name]
+        body, content_type = self.static[name]
         return HttpResponse(200, body, content_type)
 
     def stream(self, request: HttpRequest, workers: PageWorkers) -> AsyncIterator[bytes] | None:
@@ -134,21 +134,21 @@ class PageApi:
             "version": __version__,
             "changes_allowed": self._allow_changes,
             "host": os.uname().nodename,
-            "roots": self._roots.given,
+            "roots": self.roots.given,
             "mappings": mapping_names(),
         }
 
     def runs(self) -> dict[str, Any]:
         """Return the list of runs."""
-        return {"runs": [run_summary(self.records(run.id)) for run in self._roots.list()]}
+        return {"runs": [run_summary(self.records(run.id)) for run in self.roots.list()]}
 
     def records(self, run_id: str) -> RunRecords:
         """Return an up-to-date run."""
-        run = self._roots.get(run_id)
+        run = self.roots.get(run_id)
         with self._lock:
             records = self._records.get(run_id)
             if records is None:
-                records = self._records[run_id] = RunRecords(run, self._roots)
+                records = self._records[run_id] = RunRecords(run, self.roots)
                 while len(self._records) > _RUNS:
                     self._records.popitem(last=False)
             self._records.move_to_end(run_id)
@@ -157,7 +157,7 @@ class PageApi:
 
     def flights(self, run_id: str) -> list[dict[str, Any]]:
         """Return the saves in flight of a run."""
-        run = self._roots.get(run_id)
+        run = self.roots.get(run_id)
         if run.kind == "checkpoint":
             return []
         with self._lock:
@@ -167,10 +167,12 @@ class PageApi:
         return watch.fields()
 
     def metrics(self, run_id: str, request: HttpRequest) -> dict[str, Any]:
-        """Return metrics of a run's file, or else those that were saved with its steps."""
-        records = self.records(run_id)
+        """Return the metrics that a request names: those of the run's file, or else those saved with its steps."""
         names = [name for name in request.query.get("names", "").split(",") if name]
-        points = _number(request, "points", 2000, _MOST_POINTS)
+        return self.metrics_of(self.records(run_id), names, _number(request, "points", 2000, _MOST_POINTS))
+
+    def metrics_of(self, records: RunRecords, names: list[str], points: int) -> dict[str, Any]:
+        """Return some metrics of a run, or all without names."""
         with records.lock:
             if records.metrics.columns or records.metrics.marks:
                 return records.metrics.fields(names, points)
@@ -222,8 +224,8 @@ class PageApi:
 
     def verify(self, run_id: str, step: str) -> PageJob:
         """Start the verification of a checkpoint."""
-        _, opened = self.step(run_id, step)
-        return self.jobs.start("verify", _VERIFY_S, lambda job: verify_step(job, opened))
+        records, opened = self.step(run_id, step)
+        return self.jobs.start("verify", _VERIFY_S, lambda job: verify_step(job, records, opened))
 
     def compare(self, body: dict[str, Any]) -> PageJob:
         """Start a comparison; a mapping, if any, gives the second checkpoint the names of the first."""

@@ -39,6 +39,7 @@ class StepRow:
     tags: tuple[str, ...]
     world: int | None
     note: str | None
+    verified: bool | None
     metrics: Mapping[str, float | None]
 
     def fields(self) -> dict[str, Any]:
@@ -61,6 +62,7 @@ class RunRecords:
         self._outside: set[str] = set()
         self._rows: dict[str, StepRow] = {}
         self._shown: object = None
+        self._verified: dict[tuple[str, str], bool] = {}  # by folder and attempt
         self.problem: str | None = None
         self.metrics = MetricsFile(run.folder / "metrics.jsonl" if run.folder is not None else None)
 
@@ -87,6 +89,12 @@ class RunRecords:
         if folder in self._outside:
             raise Untrusted(f"{folder} is a link that leads outside of the roots of this page")
         return entry
+
+    def note_verified(self, folder: str, attempt: str, *, is_good: bool) -> None:
+        """Remember what a verification has found."""
+        with self.lock:
+            self._verified[folder, attempt] = is_good
+            self._update_rows()
 
     def refresh(self, *, force: bool = False) -> None:
         """Look at the storage again, unless that was a moment ago."""
@@ -128,12 +136,12 @@ class RunRecords:
             tags = tagged(self.run.storage, [*steps, *aside], problems) if steps or aside else {}
         except (HoldfastError, OSError) as error:
             tags, problems = {}, [str(error)]
-        shown = (tags, len(self.metrics.stalls), self.metrics.generation, bool(self._catalog.changed))
+        shown = (tags, len(self.metrics.stalls), self.metrics.generation, dict(self._verified))
         if problems:
             self.problem = problems[0]
         if shown == self._shown and not self._catalog.changed:
             return
-        self._shown = (tags, len(self.metrics.stalls), self.metrics.generation, False)
+        self._shown = shown
         self._catalog.changed.clear()
         left = left_steps(steps)
         branches = _branches([*steps, *aside])
@@ -147,7 +155,7 @@ class RunRecords:
         state, note = _state(entry, is_left(entry, left), is_outside=entry.folder in self._outside)
         if manifest is None:
             return StepRow(
-                entry.folder, entry.step, state, None, None, None, None, None, 0, tuple(tags), None, note, {}
+                entry.folder, entry.step, state, None, None, None, None, None, 0, tuple(tags), None, note, None, {}
             )
         world = manifest.writer.get("world")
         return StepRow(
@@ -163,6 +171,7 @@ class RunRecords:
             tags=tuple(tags),
             world=world if type(world) is int else None,
             note=note,
+            verified=self._verified.get((entry.folder, manifest.attempt)),
             metrics=dict(list(manifest.metrics.items())[:_METRICS]),
         )
 

@@ -92,6 +92,12 @@ def statistics(job: PageJob, opened: OpenStep, group: str, keys: Sequence[str]) 
     return {"tensors": rows, "partial": partial}
 
 
+def _around(value: float) -> tuple[float, float]:
+    """Return the ends of a histogram of equal elements."""
+    half = max(0.5, abs(value) * 1e-3)
+    return value - half, value + half
+
+
 def _tensor(reader: WindowReader, recipe: Recipe[Place]) -> dict[str, Any]:
     moments = Moments()
     for window in reader.windows(recipe):
@@ -99,7 +105,7 @@ def _tensor(reader: WindowReader, recipe: Recipe[Place]) -> dict[str, Any]:
     width = moments.high - moments.low
     if not moments.count or not math.isfinite(width):
         return moments.fields() | {"histogram": None}
-    low, high = (moments.low, moments.high) if width else (moments.low - 0.5, moments.high + 0.5)
+    low, high = (moments.low, moments.high) if width else _around(moments.low)
     edges = np.linspace(low, high, _BINS + 1)
     if not np.all(np.diff(edges) > 0):  # closer than the precision of a number
         return moments.fields() | {"histogram": None}

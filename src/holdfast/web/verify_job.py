@@ -9,13 +9,14 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Unsupported
 from holdfast.web.open_steps import OpenStep
 from holdfast.web.page_jobs import PageJob
+from holdfast.web.run_records import RunRecords
 
 _KEYS = 200  # listed of one damage
 _DAMAGE = 500
 
 
-def verify_step(job: PageJob, opened: OpenStep) -> dict[str, Any]:
-    """Verify a checkpoint; raises Unsupported for one without digests."""
+def verify_step(job: PageJob, records: RunRecords, opened: OpenStep) -> dict[str, Any]:
+    """Verify a checkpoint, and remember the outcome; raises Unsupported for one without digests."""
     checkpoint = opened.checkpoint
     if not checkpoint.manifest.writer:
         raise Unsupported(f"{checkpoint.path} was not written by Holdfast and has no digests to verify")
@@ -24,6 +25,7 @@ def verify_step(job: PageJob, opened: OpenStep) -> dict[str, Any]:
     began = time.monotonic()
     fresh = Checkpoint(checkpoint.storage, checkpoint.folder)  # forgotten afterwards, with all that was read
     report = fresh.verify(job.advance)
+    records.note_verified(checkpoint.folder, fresh.manifest.attempt, is_good=report.good)
     return {
         "ok": report.good,
         "bytes": report.bytes,
