@@ -3,7 +3,7 @@
 // Layers by the largest relative change of any tensor of theirs, then tensors outside the layers.
 export function mostChanged(result, most) {
   const found = (result.layers || []).map((layer, row) => ({ name: `layer ${layer}`, change: strongest(result.cells[row]) }));
-  for (const entry of result.rest || []) found.push({ name: entry.key, change: number(entry.relative) });
+  for (const entry of result.rest || []) found.push({ name: entry.key, change: number(entry.relative ?? "Infinity") });
   return found.filter((entry) => entry.change > 0).sort((a, b) => b.change - a.change).slice(0, most);
 }
 

@@ -49,7 +49,7 @@ export function progressBar(label) {
 }
 
 export function simpleTable(label, columns, rows) {
-  return el("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": label },
+  return el("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": label },
     el("table", { class: "plain" }, el("caption", { class: "unseen" }, label),
       el("thead", null, el("tr", null, columns.map((column) => el("th", { scope: "col", class: column.class }, column.label)))),
       el("tbody", null, rows.map((row) => el("tr", null, row.map((cell, index) => el(index ? "td" : "th", { scope: index ? null : "row", class: columns[index].class }, cell)))))));

@@ -43,7 +43,8 @@ export function drawTimeline(group, rows, lanes, x, base, { leaving, flight, gon
   drawn.forEach((blade) => group.append(bladeShape(blade, y(blade.lane), grown(blade.bytes), apart, leaving)));
   if (flight) group.append(bud(x(flight.step), y(lanes.size - 1), flight));
   const start = Math.min(...drawn.map((blade) => blade.x), ...stumps);
-  if (stumps.length && drawn.length) group.append(svg("path", { class: "stem bare", d: `M${start} ${base} H${Math.min(...drawn.filter((blade) => blade.lane === 0).map((blade) => blade.x), Math.max(...stumps))}` }));
+  const rooted = drawn.filter((blade) => blade.lane === 0).map((blade) => blade.x);
+  if (stumps.length) group.append(svg("path", { class: "stem bare", d: `M${start} ${base} H${rooted.length ? Math.max(start, rooted[0]) : Math.max(...stumps)}` }));
   for (const place of stumps) group.append(svg("path", { class: "stump", d: `M${place} ${base} l1 -6` }));
   if (drawn.length) group.append(roots(start, base));
   return drawn;

@@ -141,7 +141,7 @@ function cellsOf(entry, open, fold, flat) {
   const twist = el("span", { class: "twist", "aria-hidden": "true" }, fold ? (open ? "▾" : "▸") : "");
   const alike = several ? el("span", { class: "alike" }, ` ${count(row.alike.length, "of a kind", "of a kind")}`) : null;
   return [
-    el("td", { class: "c-key", style: indent(entry), title: visible(row.key || row.prefix || row.name) }, twist, el("span", { class: "key" }, visible(name)), alike),
+    el("td", { class: "c-key", style: indent(entry), title: visible(row.key || row.prefix || row.name) }, twist, el("span", { class: "key" }, name === "" ? "(empty)" : visible(name)), alike),
     el("td", { class: "c-shape" }, row.shape ? shapeText(row.shape) : row.tensors ? el("span", { class: "sub" }, `${count(row.tensors, "tensor")}${several ? " each" : ""}`) : ""),
     el("td", { class: "c-dtype" }, visible(row.dtype || "")),
     el("td", { class: "c-num" }, row.bytes === null || row.bytes === undefined ? "" : several ? `${row.alike.length} × ${size(row.bytes)}` : size(row.bytes)),

@@ -42,7 +42,7 @@ export async function readPage(node, index, fetchRows) {
 }
 
 export function unfoldable(row) {
-  return row !== null && (row.kind === "folder" || row.kind === "folded");
+  return row !== null && row.prefix !== "" && (row.kind === "folder" || row.kind === "folded");
 }
 
 // What unfolds below a row. A folded row stands for folders that are alike: its children are those folders, one by one.
@@ -61,7 +61,7 @@ export function childOf(node, index) {
 export function largestFolder(rows) {
   let best = -1;
   rows.forEach((row, index) => {
-    if (row.kind === "folder" && row.tensors > 1 && (best < 0 || row.bytes > rows[best].bytes)) best = index;
+    if (row.kind === "folder" && row.prefix && row.tensors > 1 && (best < 0 || row.bytes > rows[best].bytes)) best = index;
   });
   return best;
 }

@@ -1,6 +1,6 @@
 // Two checkpoints: what changed, where, and by how much; also a step against a hub folder through a mapping.
 
-import { get, isReport, runAddress } from "./data.js";
+import { get, isReport, runAddress, stepAddress } from "./data.js";
 import { mostChanged, number, percent, strongest } from "./comparison.js";
 import { el, replace } from "./dom.js";
 import { heatmap } from "./heatmap.js";
@@ -24,7 +24,10 @@ export async function compareView(main, route, signal) {
   const form = chooser(runs, about, route.options, signal);
   replace(main, el("div", { class: "page-head" }, el("h1", null, "What changed")), form.node, result);
   const sides = await form.ready;
-  if (sides.a && sides.b) compare(result, sides, route.options.mapping || null, signal);
+  if (sides.a && sides.b) {
+    form.offerGroups(sides.b).catch(() => undefined);
+    compare(result, { ...sides, mapping: route.options.mapping || null, group: route.options.group }, signal);
+  }
   else replace(result, empty(runs.length ? "Choose two checkpoints." : "There is no run here yet."));
   return null;
 }
@@ -34,17 +37,26 @@ function chooser(runs, about, options, signal) {
   const first = side("From", runs, parseSide(options.a), signal, false);
   const second = side("To", runs, parseSide(options.b) || parseSide(options.a), signal, true);
   const mapping = el("input", { class: "search", id: "mapping", list: "mappings", placeholder: "none: keys are the same", value: options.mapping || "", spellcheck: "false" });
+  const group = el("select", { id: "group" });
   const node = el("form", { class: "chooser" }, first.node, second.node,
     el("div", { class: "side" }, el("label", { for: "mapping" }, "Mapping"), mapping, el("datalist", { id: "mappings" }, (about.mappings || []).map((name) => el("option", { value: name })))),
-    el("button", { class: "button" }, "Compare"));
+    el("div", { class: "side", hidden: true }, el("label", { for: "group" }, "Group"), group), el("button", { class: "button" }, "Compare"));
   node.addEventListener("submit", (event) => {
     event.preventDefault();
-    const address = compareRoute(first.chosen(), second.chosen(), { mapping: mapping.value.trim() });
+    const address = compareRoute(first.chosen(), second.chosen(), { mapping: mapping.value.trim(), group: group.selectedIndex > 0 ? group.value : null });
     if (address === location.hash) window.dispatchEvent(new HashChangeEvent("hashchange"));
     else location.hash = address;
   });
   const ready = Promise.all([first.ready, second.ready]).then(([a, b]) => ({ a: options.a ? a : options.b ? first.before(b) : null, b: options.b ? b : null }));
-  return { node, ready };
+  // A checkpoint of several groups, such as weights and an optimizer's state, is compared one group at a time.
+  async function offerGroups(chosen) {
+    const step = await get(stepAddress(chosen.run, chosen.step), null, signal);
+    const names = (step.groups || []).map((entry) => entry.name).sort((a, b) => (b === "model") - (a === "model"));
+    replace(group, names.map((name) => el("option", { value: name }, visible(name))));
+    if (names.includes(options.group)) group.value = options.group;
+    group.parentNode.hidden = names.length < 2;
+  }
+  return { node, ready, offerGroups };
 }
 
 function side(label, runs, chosen, signal, newest) {
@@ -73,16 +85,16 @@ function side(label, runs, chosen, signal, newest) {
   };
 }
 
-async function compare(node, sides, mapping, viewSignal) {
+async function compare(node, wanted, viewSignal) {
   const job = new AbortController();
   viewSignal.addEventListener("abort", () => job.abort(), { once: true });
   const bar = progressBar("Comparison");
-  const again = () => compare(node, sides, mapping, viewSignal);
+  const again = () => compare(node, wanted, viewSignal);
   replace(node, bar.node, el("button", { type: "button", class: "quiet", onclick: () => job.abort() }, "cancel"));
   try {
-    const result = await runJob("/api/compare", { ...sides, mapping, what: "heatmap" }, (state) => bar.update(state.done, state.total, visible(state.text || "")), job.signal);
+    const result = await runJob("/api/compare", { ...wanted, what: "heatmap" }, (state) => bar.update(state.done, state.total, visible(state.text || "")), job.signal);
     if (viewSignal.aborted) return;
-    showResult(node, result, sides, viewSignal);
+    showResult(node, result, wanted, viewSignal);
     announce(headline(result));
   } catch (error) {
     if (viewSignal.aborted) return;
@@ -95,10 +107,10 @@ function showResult(node, result, sides, signal) {
   replace(node,
     el("p", { class: "lede big" }, headline(result)), el("p", { class: "note" }, "From ", link(sides.a), " to ", link(sides.b), "."),
     result.partial ? el("p", { class: "warn" }, "The time limit was reached: this is what was compared until then.") : null,
-    facts([["Unchanged", whole(result.same)], ["Changed", whole(result.changed)], ["Added", whole(length(result.added))], ["Missing", whole(length(result.missing))], ["Reshaped", whole(length(result.reshaped))]]),
+    facts([["Unchanged", whole(result.same)], ["Changed", whole(result.changed)], ["Added", whole(result.added_count ?? length(result.added))], ["Missing", whole(result.missing_count ?? length(result.missing))], ["Reshaped", whole(length(result.reshaped))]]),
     (result.layers || []).length ? section("Layers", "Tensors down, layers across; the stronger the color, the larger the change.", heatmap(result, signal), layersTable(result)) : null,
-    (result.rest || []).length ? section("Tensors", "Outside the layers, or changed most.", restTable(result.rest)) : null,
-    names("Added", result.added, "Only in the second."), names("Missing", result.missing, "Only in the first."), names("Reshaped", result.reshaped, "Another shape or type."));
+    tensorsSection(result),
+    names("Added", result.added, "Only in the second."), names("Missing", result.missing, "Only in the first."), names("Reshaped", result.reshaped, "Another shape or type."), stateSection(result.state || []));
 }
 
 function headline(result) {
@@ -119,10 +131,19 @@ function layersTable(result) {
       rows.map((row) => [visible(row.layer), percent(Number.isFinite(row.change) ? row.change : "Infinity"), row.change ? visible(row.name) : "–"]), 16));
 }
 
-function restTable(rest) {
-  const sorted = [...rest].sort((a, b) => number(b.relative) - number(a.relative));
-  return shortTable("Differences", [{ label: "Tensor", class: "c-key" }, { label: "Relative", class: "c-num" }, { label: "Largest difference", class: "c-num" }],
-    sorted.map((row) => [visible(row.key), percent(row.relative), value(row.max_abs)]), 16);
+// The tensors that changed most, and those that are in no layer.
+function tensorsSection(result) {
+  const listed = new Map([...(result.rest || []), ...(result.most_changed || [])].map((row) => [row.key, { ...row, relative: row.relative ?? "Infinity" }]));
+  const sorted = [...listed.values()].sort((a, b) => number(b.relative) - number(a.relative));
+  if (!sorted.length) return null;
+  return section("Tensors", "Those that changed most, and those outside the layers.", shortTable("Differences", [{ label: "Tensor", class: "c-key" }, { label: "Relative", class: "c-num" }, { label: "Largest difference", class: "c-num" }],
+    sorted.map((row) => [visible(row.key), percent(row.relative), value(row.max_abs)]), 12));
+}
+
+function stateSection(differences) {
+  if (!differences.length) return null;
+  return section("State", "What differs in state.json.", shortTable("State", [{ label: "Entry", class: "c-key" }, { label: "First", class: "c-key" }, { label: "Second", class: "c-key" }],
+    differences.map((one) => [`${visible(one.key)}: ${visible(one.what)}`, visible(one.first ?? "–"), visible(one.second ?? "–")]), 12));
 }
 
 function names(title, keys, note) {

@@ -1,0 +1,165 @@
+"""Dark and light, phone width, the keyboard alone, what a screen reader is told: of every view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.web.browser.served import Served
+from tests.web.browser.window import Window, compare_route, expect, run_route, step_route
+
+PHONE = {"width": 360, "height": 740}
+
+# Every text against what is behind it: WCAG AA asks for 4.5 to 1.
+PALE_TEXTS = """() => {
+  const channels = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const found = channels(getComputedStyle(at).backgroundColor);
+      if (found.length === 3 || found[3] > 0.9) return found;
+    }
+    return [255, 255, 255];
+  };
+  const pale = [];
+  for (const node of document.querySelectorAll("main *, header *, footer *")) {
+    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+    if (!own || !node.checkVisibility() || node.closest("svg") || getComputedStyle(node).opacity !== "1") continue;
+    const [a, b] = [light(channels(getComputedStyle(node).color)), light(behind(node))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) pale.push(`${node.className || node.tagName} ${node.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(pale)];
+}"""
+
+# What a screen reader needs: names of controls, one heading of level 1, no level left out, headers of tables.
+UNNAMED = """() => {
+  const problems = [];
+  const named = (node) => node.getAttribute("aria-label") || node.getAttribute("aria-labelledby") || node.textContent.trim() || node.title
+    || (node.id && document.querySelector(`label[for="${node.id}"]`));
+  for (const node of document.querySelectorAll("a, button, input, select, [role=progressbar], [role=group], [role=img], nav, aside, table, section"))
+    if (node.checkVisibility() && !named(node) && !node.querySelector("caption")) problems.push(`no name: ${node.outerHTML.slice(0, 120)}`);
+  const levels = [...document.querySelectorAll("main h1, main h2, main h3")].filter((node) => node.checkVisibility()).map((node) => Number(node.tagName[1]));
+  if (levels.filter((level) => level === 1).length !== 1) problems.push(`headings of level 1: ${levels}`);
+  levels.forEach((level, index) => { if (index && level > levels[index - 1] + 1) problems.push(`a level of headings is left out: ${levels}`); });
+  for (const table of document.querySelectorAll("table")) if (!table.querySelector("th[scope=col]")) problems.push("a table without headers");
+  const ids = [...document.querySelectorAll("[id]")].map((node) => node.id);
+  ids.forEach((id, index) => { if (ids.indexOf(id) !== index) problems.push(`the id ${id} twice`); });
+  for (const landmark of ["header", "nav", "main", "footer"]) if (!document.querySelector(landmark)) problems.push(`no ${landmark}`);
+  if (!document.documentElement.lang) problems.push("no language");
+  return problems;
+}"""
+
+
+def views(site: Served) -> dict[str, tuple[str, str]]:
+    """The route of each view, and a text that it shows when it is complete."""
+    run = site.run_id("branches")
+    return {
+        "runs": ("#/", "branches"),
+        "run": (run_route(run), "every(20), tag best"),
+        "step": (step_route(run, 45) + "?group=model&key=model.embed_tokens.weight", "Compute statistics"),
+        "layout": (step_route(run, 45) + "/layout", "rank 0"),
+        "compare": (compare_route(run, 35, 45), "Changed most"),
+    }
+
+
+@pytest.mark.parametrize("view", ["run", "runs", "step", "layout", "compare"])
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_every_view_is_legible_and_named(opening: Callable[..., Any], site: Served, view: str, scheme: str) -> None:
+    route, text = views(site)[view]
+    with opening(site.address, color_scheme=scheme, reduced_motion="reduce") as window:
+        window.open(route)
+        window.shows(text)
+        assert window.page.evaluate(PALE_TEXTS) == []
+        assert window.page.evaluate(UNNAMED) == []
+        window.page.set_viewport_size(PHONE)
+        window.page.wait_for_timeout(200)
+        widths = window.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert widths[0] <= widths[1], f"the page is wider than the phone: {widths}"
+        assert window.page.evaluate(PALE_TEXTS) == []
+
+
+def test_the_theme_follows_the_system_and_the_switch(opening: Callable[..., Any], site: Served) -> None:
+    with opening(site.address, color_scheme="dark") as window:
+        window.open()
+        window.shows("branches")
+        background = "getComputedStyle(document.body).backgroundColor"
+        dark = window.page.evaluate(background)
+        switch = window.page.locator("#theme")
+        switch.click()
+        expect(switch).to_have_attribute("aria-label", "Theme: light")
+        light = window.page.evaluate(background)
+        assert light != dark
+        window.page.reload()
+        assert window.page.evaluate(background) == light
+        switch.click()
+        expect(switch).to_have_attribute("aria-label", "Theme: dark")
+        assert window.page.evaluate(background) == dark
+
+
+def test_motion_is_reduced_when_asked(opening: Callable[..., Any], site: Served) -> None:
+    with opening(site.address, reduced_motion="reduce") as window:
+        window.open(run_route(site.run_id("branches")))
+        window.shows("Newest intact")
+        moving = "[...document.querySelectorAll('*')].filter((node) => getComputedStyle(node).animationName !== 'none').length"
+        assert window.page.evaluate(moving) == 0
+
+
+def test_the_keyboard_alone_reaches_everything(window: Window, site: Served) -> None:
+    """From the list of runs to the statistics of a tensor and back, without a pointer."""
+    keys = window.page.keyboard
+    window.open()
+    window.shows("branches")
+    keys.press("Tab")
+    expect(window.page.locator("#skip")).to_be_focused()
+    keys.press("Enter")
+    keys.press("Tab")
+    expect(window.row("<img")).to_be_focused()
+    assert window.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    keys.press("ArrowDown")
+    expect(window.row("branches")).to_be_focused()
+    keys.press("Enter")
+    expect(window.page.get_by_role("heading", level=1, name="branches")).to_be_visible()
+    press_until(window, "Tab", "tr[data-index='0']")
+    keys.press("ArrowDown")
+    keys.press(" ")
+    keys.press("Home")
+    keys.press(" ")
+    expect(window.page.locator(".choice")).to_contain_text("Compare abandoned step 40 with step 45")
+    keys.press("Enter")
+    expect(window.page.get_by_role("heading", level=1, name="step 45")).to_be_visible()
+    keys.press("/")
+    expect(window.page.get_by_role("searchbox", name="Search keys")).to_be_focused()
+    keys.press("Escape")
+    press_until(window, "Tab", "tr[data-index='0']")
+    keys.press("End")
+    keys.press("Home")
+    row = window.page.get_by_role("treegrid").locator("tr[data-index='0']")
+    expect(row).to_have_attribute("aria-expanded", "true")
+    keys.press("ArrowLeft")
+    expect(row).to_have_attribute("aria-expanded", "false")
+    keys.press("ArrowRight")
+    expect(row).to_have_attribute("aria-expanded", "true")
+    keys.press("ArrowRight")
+    expect(window.page.get_by_role("treegrid").locator("tr[data-index='1']")).to_be_focused()
+    keys.press("u")
+    expect(window.page.get_by_role("heading", level=1, name="branches")).to_be_visible()
+    keys.press("g")
+    keys.press("r")
+    expect(window.page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
+    keys.press("?")
+    expect(window.page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+    keys.press("Escape")
+    expect(window.page.get_by_role("dialog", name="Keyboard")).to_be_hidden()
+
+
+def press_until(window: Window, key: str, selector: str) -> None:
+    """Press a key until an element has the focus; thirty presses are too many."""
+    for _ in range(30):
+        if window.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+            return
+        window.page.keyboard.press(key)
+    raise AssertionError(f"{selector} cannot be reached with {key}")
