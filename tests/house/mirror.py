@@ -23,6 +23,7 @@ BESIDE = {
     "props": "states and layouts at random, against numpy",
     "release": "the archives of a release, used in bare environments",
     "torch_tests": "torch's own tests under holdfast.spmd",
+    "web/browser": "the page in a real browser, by view",
 }
 # Test files of an idea that several modules of their package share.
 SEVERAL = {
@@ -69,7 +70,8 @@ def find() -> Iterator[str]:
         yield f"tests/{folder} mirrors no package: name its role in tests/house/mirror.py"
     for path in sorted(tests.rglob("test_*.py")):
         place = path.relative_to(tests)
-        if place.parts[0] in BESIDE.keys() | BY_USE.keys() or place.as_posix() in SEVERAL:
+        folders = {place.parts[0], place.parent.as_posix()}
+        if folders & (BESIDE.keys() | BY_USE.keys()) or place.as_posix() in SEVERAL:
             continue
         module = package / place.parent / place.stem.removeprefix("test_")
         if not module.is_dir() and not module.with_suffix(".py").exists():

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from holdfast.checkpoint.complex_pairs import as_complex
 from holdfast.checkpoint.reading import PORTION_BYTES, Loading
+from holdfast.checkpoint.tensor_header import read_header
 from holdfast.checkpoint.verify import VerifyReport, verify
 from holdfast.core import limits, names
 from holdfast.core.errors import Damaged, HoldfastError, NotFound
@@ -23,7 +24,7 @@ from holdfast.format import statejson, strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.dtypes import dtype_named, numpy_dtype
 from holdfast.format.manifest import CURRENT, FileRecord, Manifest, decode_manifest, unknown
-from holdfast.format.safetensors import LENGTH_BYTES, decode_header, decode_index, header_bytes
+from holdfast.format.safetensors import decode_header, decode_index
 from holdfast.layout.box import Box
 from holdfast.layout.placement import tp_degree_of
 from holdfast.plan.contents import Contents, Group, StoredTensor
@@ -88,27 +89,11 @@ class Checkpoint:
             for group, record in self.manifest.groups.items()
         }
 
-    def read_header(self, name: str) -> bytes:
-        """Read the header of a tensor file, with its length, and check it against the manifest."""
-        record = self.manifest.files[name]
-        where = f"{self.path}/{name}"
-        reader = self.open_file(name)
-        try:
-            prefix = bytearray(min(LENGTH_BYTES, reader.size))
-            reader.read_into(0, [memoryview(prefix)])
-            data = bytearray(header_bytes(bytes(prefix), reader.size, where))
-            reader.read_into(0, [memoryview(data)])
-        finally:
-            reader.close()
-        if record.header is not None and digest_hex(data) != record.header.digest:
-            raise Damaged(f"{where}: the digest of the header is {digest_hex(data)}, expected {record.header.digest}")
-        return bytes(data)
-
     def stored_file(self, name: str) -> StoredFile:
         """Return a tensor file with its blocks and tensors; reads and checks its header."""
         record = self.manifest.files[name]
         where = f"{self.path}/{name}"
-        data = self.read_header(name)
+        data = read_header(self.open_file(name), record, where)
         try:
             entries = decode_header(data, record.size, where)
         except Damaged as problem:

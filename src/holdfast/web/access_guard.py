@@ -1,4 +1,4 @@
-"""Who may ask: checks of the Host header, the token, the origin of a request, and what may be changed.
+"""Access to the page: checks of the Host header, the token and the origin of a request.
 
 A page of another site can make a browser send requests here, and a name of its own can be made to lead
 here (DNS rebinding). So the Host must be an address or a known name, and every request other than

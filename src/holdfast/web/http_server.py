@@ -46,7 +46,7 @@ class ServerLimits:
 
 
 class PageApplication(Protocol):
-    """What a server serves."""
+    """The application that a server serves."""
 
     def at_once(self, request: HttpRequest) -> HttpResponse | None:
         """Answer without waiting, on the event loop; None if that needs a worker."""
@@ -182,24 +182,39 @@ class HttpServer:
         response = self._application.at_once(request)
         if response is not None:
             return response
-        async with self._working:
-            response = await self._workers.run(lambda: _guarded(self._application, request))
-            if len(response.body) > self._limits.answer_bytes:
-                return HttpResponse.problem(500, "TooLarge", "the answer is too large to send")
-            return await self._within_budget(response)
-
-    async def _within_budget(self, response: HttpResponse) -> HttpResponse:
-        """Wait until the bytes of slow readers leave room for a large answer; give up after a while."""
+        response = await self._work(request)
         size = len(response.body)
         if size <= _SMALL_BYTES:
             return response
+        if not self._has_room(size):
+            del response  # made again when there is room: nothing large waits in memory
+            if not await self._wait_for_room(size):
+                return HttpResponse.problem(
+                    503, "Busy", "too many answers wait for their readers", {"Retry-After": "5"}
+                )
+            response = await self._work(request)
+        self._unsent += len(response.body)
+        return replace(response, counted=True)
+
+    async def _work(self, request: HttpRequest) -> HttpResponse:
+        """Answer on a worker, as soon as one is free."""
+        async with self._working:
+            response = await self._workers.run(lambda: _guarded(self._application, request))
+        if len(response.body) > self._limits.answer_bytes:
+            return HttpResponse.problem(500, "TooLarge", "the answer is too large to send")
+        return response
+
+    def _has_room(self, size: int) -> bool:
+        return self._unsent + size <= self._limits.unsent_bytes
+
+    async def _wait_for_room(self, size: int) -> bool:
+        """Wait until slow readers leave room for a large answer; False if that takes too long."""
         try:
             async with asyncio.timeout(self._limits.write_s), self._sent:
-                await self._sent.wait_for(lambda: self._unsent + size <= self._limits.unsent_bytes)
-                self._unsent += size
+                await self._sent.wait_for(lambda: self._has_room(size))
         except TimeoutError:
-            return HttpResponse.problem(503, "Busy", "too many answers wait for their readers", {"Retry-After": "5"})
-        return replace(response, counted=True)
+            return False
+        return True
 
     async def _send(self, connection: _Connection, request: HttpRequest | None, response: HttpResponse) -> None:
         size = len(response.body)

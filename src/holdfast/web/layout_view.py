@@ -1,4 +1,4 @@
-"""Who holds which part of a tensor under a mesh, who writes which block of it, and who reads what in a restore.
+"""Layouts of a tensor under a mesh: the holders of its parts, the writers of its blocks, the reads of a restore.
 
 The mesh is a thought: any one can be asked for. Parts follow from the key, as `holdfast size` places them; blocks
 and reads are those of the plans that a save and a restore on that mesh make.

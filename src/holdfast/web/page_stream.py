@@ -28,7 +28,7 @@ def event(name: str, value: Any) -> bytes:
 
 
 class RunFollower:
-    """What one page has been told about a run, and what is new since then."""
+    """One page's view of a run: the state that it was told, and what is new since then."""
 
     def __init__(self, records: RunRecords, flights: Callable[[], list[dict[str, Any]]]) -> None:
         self._records = records

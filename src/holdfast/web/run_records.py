@@ -51,7 +51,7 @@ _COLUMNS = [column.name for column in fields(StepRow) if column.name != "metrics
 
 
 class RunRecords:
-    """What the page knows of one run. Thread-safe."""
+    """The records of one run. Thread-safe."""
 
     def __init__(self, run: ServedRun, roots: ServedRoots) -> None:
         self.run = run

@@ -14,7 +14,8 @@ from holdfast.web.run_view import layout_axes
 from holdfast.web.tensor_index import StepTensor
 
 _ITEMS = 200  # of one list or object of state.json
-_VALUES = 20_000  # of the whole tree
+_VALUES = 20_000  # of the whole tree; long texts count as several
+_COUNTED = 20  # characters of a text that count as one value
 _TEXT = 2000
 _FILES = 20_000
 _OPTIONS = 200
@@ -117,6 +118,7 @@ def bounded(value: Any) -> Any:
 def _bounded(value: Any, left: list[int]) -> Any:
     left[0] -= 1
     if isinstance(value, str):
+        left[0] -= min(len(value), _TEXT) // _COUNTED
         return value if len(value) <= _TEXT else f"{value[:_TEXT]}... ({len(value)} characters)"
     if isinstance(value, Mapping):
         out = {}
@@ -124,6 +126,7 @@ def _bounded(value: Any, left: list[int]) -> Any:
             if number >= _ITEMS or left[0] <= 0:
                 out["..."] = f"{len(value) - number} more"
                 break
+            left[0] -= len(key) // _COUNTED
             out[str(key)[:_TEXT]] = _bounded(item, left)
         return out
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What changed between two checkpoints: relative norms as a map of layers and tensors, added and missing keys."""
+"""Changes between two checkpoints: relative norms as a map of layers and tensors, added and missing keys."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TensorChange:
 
 @dataclass(slots=True)
 class _Changes:
-    """What was found so far."""
+    """The changes found so far."""
 
     same: int = 0
     changed: dict[str, TensorChange] = field(default_factory=dict)

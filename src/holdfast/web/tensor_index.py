@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.tensor_header import read_header
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.header_columns import HeaderColumns, scan_header
@@ -42,8 +43,8 @@ class LevelItem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What many tensors have in common. `file` is None for one that is put together from several places."""
+class _TensorKind:
+    """The facts that many tensors have in common. `file` is None for one that is put together from several places."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,12 +59,12 @@ class TensorIndex:
         self.keys: list[str] = []
         self._begins: array[int] = array("q")
         self._kinds: array[int] = array("l")
-        self._kind_of: list[_Kind] = []
-        self._numbers: dict[_Kind, int] = {}
+        self._kind_of: list[_TensorKind] = []
+        self._numbers: dict[_TensorKind, int] = {}
         self._at: dict[str, int] = {}
         self._levels: OrderedDict[str, dict[str, LevelItem]] = OrderedDict()
 
-    def _add(self, key: str, kind: _Kind, begin: int) -> None:
+    def _add(self, key: str, kind: _TensorKind, begin: int) -> None:
         number = self._numbers.setdefault(kind, len(self._kind_of))
         if number == len(self._kind_of):
             self._kind_of.append(kind)
@@ -146,16 +147,16 @@ def index_group(checkpoint: Checkpoint, group: str) -> TensorIndex:
     record = checkpoint.manifest.groups[group]
     for file in record.files:
         header, columns = _columns(checkpoint, file)
-        kinds = [_Kind(dtype.name, shape, -1, file) for dtype, shape in columns.kind_of]
+        kinds = [_TensorKind(dtype.name, shape, -1, file) for dtype, shape in columns.kind_of]
         for number, key in enumerate(columns.keys):
             begin, end = columns.begins[number], columns.ends[number]
             kind = kinds[columns.kinds[number]]
             if kind.bytes < 0:
-                kind = kinds[columns.kinds[number]] = _Kind(kind.dtype, kind.shape, end - begin, file)
+                kind = kinds[columns.kinds[number]] = _TensorKind(kind.dtype, kind.shape, end - begin, file)
             if key in record.logical_dtypes:
                 logical = record.logical_dtypes[key]
                 shape = kind.shape[:-1] if dtype_named(logical).pair else kind.shape
-                kind = _Kind(logical, shape, end - begin, file)
+                kind = _TensorKind(logical, shape, end - begin, file)
             index._add(key, kind, header + begin)
     if len(set(index.keys)) != len(index.keys):
         raise Damaged(f"{checkpoint.path}: {group} has a key in two files")
@@ -164,8 +165,9 @@ def index_group(checkpoint: Checkpoint, group: str) -> TensorIndex:
 
 def _columns(checkpoint: Checkpoint, file: str) -> tuple[int, HeaderColumns]:
     """Return the size of a file's header, and its tensors."""
-    data = checkpoint.read_header(file)
-    columns = scan_header(data, checkpoint.manifest.files[file].size)
+    record = checkpoint.manifest.files[file]
+    data = read_header(checkpoint.open_file(file), record, f"{checkpoint.path}/{file}")
+    columns = scan_header(data, record.size)
     if columns is None:
         columns = HeaderColumns()
         for place in checkpoint.stored_file(file).places:  # raises for a damaged header
@@ -180,5 +182,5 @@ def _index_foreign(checkpoint: Foreign, group: str, index: TensorIndex) -> None:
         places = tensor.recipe.sources()
         is_one = len(places) == 1 and tensor.recipe.is_whole(places[0].spec.shape)
         file = places[0].file if is_one else None
-        kind = _Kind(tensor.logical, tensor.logical_shape, tensor.bytes, file)
+        kind = _TensorKind(tensor.logical, tensor.logical_shape, tensor.bytes, file)
         index._add(key, kind, places[0].begin if is_one else 0)

@@ -1,0 +1,83 @@
+"""Roots of every kind: a run's root, a training run, a folder of runs, a checkpoint, a hub folder, a bucket, nothing."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from holdfast.core.errors import NotFound
+from holdfast.web.served_runs import ServedRoots
+from tests.objects.conftest import root, server  # noqa: F401
+from tests.web import sample_runs
+from tests.web.running import running
+
+
+def kinds(*roots):
+    return [(run.name, run.kind) for run in ServedRoots([str(one) for one in roots]).list()]
+
+
+def test_every_kind_is_recognized(tmp_path):
+    sample_runs.light_steps(tmp_path / "runs" / "plain", [1])
+    trained = tmp_path / "runs" / "trained"
+    sample_runs.light_steps(trained / "checkpoints", [1])
+    (trained / "metrics.jsonl").write_text("")
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / ".hidden" / "step-000000000001").mkdir(parents=True)
+    assert kinds(tmp_path / "runs") == [("plain", "root"), ("trained", "training")]
+    assert kinds(trained) == [("trained", "training")]
+    assert kinds(trained / "checkpoints") == [("checkpoints", "root")]
+    assert kinds(tmp_path / "runs" / "plain" / "step-000000000001") == [("step-000000000001", "checkpoint")]
+    assert kinds(tmp_path / "runs" / "other") == [("other", "root")]
+
+
+def test_a_hub_folder_and_a_file_are_checkpoints(tmp_path):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    assert kinds(tmp_path) == [(tmp_path.name, "checkpoint")]
+    assert kinds(tmp_path / "model.safetensors") == [("model.safetensors", "checkpoint")]
+
+
+def test_a_run_has_the_same_id_after_a_restart(tmp_path):
+    sample_runs.light_steps(tmp_path / "a", [1])
+    sample_runs.light_steps(tmp_path / "b", [1])
+    ids = [run.id for run in ServedRoots([str(tmp_path)]).list()]
+    assert ids == [ServedRoots([str(tmp_path / name)]).list()[0].id for name in "ab"]
+    assert len(set(ids)) == 2
+
+
+def test_a_new_run_is_found_later(tmp_path):
+    roots = ServedRoots([str(tmp_path)])
+    sample_runs.light_steps(tmp_path / "a", [1])
+    sample_runs.light_steps(tmp_path / "b", [1])
+    assert [run.name for run in roots.list()] == ["a", "b"]
+    with pytest.raises(NotFound):
+        roots.get("../b")
+
+
+def test_a_root_that_is_not_there_is_an_error_with_a_way_out(tmp_path):
+    with pytest.raises(NotFound, match="give the folder of a run"):
+        ServedRoots([str(tmp_path / "nothing")])
+
+
+def test_an_object_store_is_served(root):  # noqa: F811
+    """A real one: a step saved to a bucket is listed, shown, verified and compared, and nothing else is."""
+    import torch
+
+    import holdfast
+
+    with holdfast.Checkpointer(root) as checkpointer:
+        for step in (1, 2):
+            state = {"model": {"a.weight": torch.full((4, 4), float(step)), "b.weight": torch.ones(3)}}
+            checkpointer.save(step, state).result()
+    with running(root) as page:
+        run = page.get("/api/runs")["runs"][0]
+        assert (run["kind"], run["steps"], run["problem"]) == ("root", 2, None)
+        step = f"/api/runs/{run['id']}/steps/step-000000000002"
+        assert page.get(f"{step}/tree?filter=weight")["total"] == 2
+        assert page.job(f"{step}/verify", {})["result"]["ok"] is True
+        rows = page.job(f"{step}/statistics", {"group": "model", "keys": ["a.weight"]})["result"]["tensors"]
+        assert (rows[0]["mean"], rows[0]["norm"]) == (2.0, 8.0)
+        both = {
+            "a": {"run": run["id"], "step": "step-000000000001"},
+            "b": {"run": run["id"], "step": "step-000000000002"},
+        }
+        found = page.job("/api/compare", both)["result"]
+        assert (found["same"], found["changed"], found["most_changed"][0]["relative"]) == (1, 1, 1.0)
