@@ -77,8 +77,10 @@ def test_options_state_and_lineage_are_shown(window: Window, site: Served) -> No
 
 def test_an_intact_step_is_verified(window: Window, site: Served) -> None:
     window.open(step_route(site.run_id("branches"), 45))
+    expect(window.page.locator(".page-head")).to_contain_text("committed")
     window.page.get_by_role("button", name="Verify every byte").click()
     expect(window.page.locator(".verdict.good")).to_contain_text("every digest fits")
+    expect(window.page.locator(".page-head")).to_contain_text("verified")
 
 
 def test_a_flipped_byte_is_found_and_its_tensor_named(window: Window, site: Served) -> None:
@@ -88,6 +90,10 @@ def test_a_flipped_byte_is_found_and_its_tensor_named(window: Window, site: Serv
     verdict = window.page.locator(".verdict.bad")
     expect(verdict).to_contain_text("model-00001-of-00001.safetensors")
     expect(verdict).to_contain_text("model.layers.3.mlp.down_proj.weight")
+    expect(window.page.locator(".page-head")).to_contain_text("damaged verified now")
+    window.page.keyboard.press("u")
+    expect(window.row("step 20")).to_contain_text("damaged")
+    expect(window.fact("Watch")).to_contain_text("2 steps are damaged")
 
 
 def test_the_layout_follows_the_mesh(window: Window, site: Served) -> None:

@@ -5,13 +5,13 @@ import { chartFrame } from "./chart_frame.js";
 import { drawCurve } from "./curve.js";
 import { svg } from "./dom.js";
 import { extent, linear, wholeTicks } from "./scales.js";
+import { stateOf } from "./steps_table.js";
 import { count, duration, milliseconds, size, stepName, value, visible, whole } from "./text.js";
 import { drawTimeline, laneHeight, lanesOf } from "./timeline.js";
 
 const CURVE = 150;
 const CURVE_TOP = 26;
 const BARS = 34;
-const STATE_WORDS = { committed: "intact", damaged: "damaged", abandoned: "abandoned", left_behind: "left behind" };
 
 // `model()` gives {rows, series, metric, marks, leaving, flight} as they are now.
 export function runChart(model, open) {
@@ -67,7 +67,7 @@ function describe(blade, now) {
   }
   const row = blade.rows[0];
   const known = [
-    `${stepName(row.folder)}, ${STATE_WORDS[row.state] || visible(row.state)}`,
+    `${stepName(row.folder)}, ${visible(stateOf(row)[0])}`,
     typeof row.bytes === "number" ? size(row.bytes) : null,
     typeof row.seconds === "number" ? `published in ${duration(row.seconds)}` : null,
     typeof row.stall_ms === "number" ? `stalled ${milliseconds(row.stall_ms)}` : null,

@@ -15,7 +15,7 @@ function newestLine({ id, rows }) {
   const row = newestIntact(rows);
   if (!row) return ["Newest intact", rows.length ? "no step of this run is intact" : "no step was saved yet", rows.length ? "bad" : ""];
   return ["Newest intact", [el("a", { class: "big", href: stepRoute(id, row.folder) }, stepName(row.folder)),
-    el("span", null, el("span", { title: at(row.created) }, ` ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}`)]];
+    el("span", null, el("span", { title: at(row.created) }, ` ${row.verified ? "verified; " : ""}committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}`)]];
 }
 
 function flightLine({ flights }) {

@@ -5,8 +5,9 @@ import { el, replace } from "./dom.js";
 import { runJob } from "./jobs.js";
 import { announce, failed, progressBar, shortTable } from "./parts.js";
 import { count, duration, list, size, visible } from "./text.js";
+import { noteVerdict } from "./verdicts.js";
 
-export function verifyPanel(run, step, viewSignal) {
+export function verifyPanel(run, step, onResult, viewSignal) {
   const node = el("div", { class: "verify" });
   let running = false;
   const offer = () => replace(node, el("button", { type: "button", class: "button", "aria-keyshortcuts": "v", onclick: start }, "Verify every byte"));
@@ -21,6 +22,8 @@ export function verifyPanel(run, step, viewSignal) {
     const progress = ({ done, total, text }) => bar.update(done, total, total ? `${size(done)} of ${size(total)}` : visible(text || ""));
     try {
       const result = await runJob(`${stepAddress(run, step)}/verify`, {}, progress, job.signal);
+      noteVerdict(run, step, result);
+      onResult();
       replace(node, verdict(result), el("button", { type: "button", class: "button", onclick: start }, "Verify again"));
       announce(result.ok ? "The checkpoint is intact" : "The checkpoint is damaged");
     } catch (error) {

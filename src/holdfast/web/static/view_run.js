@@ -14,6 +14,7 @@ import { stepsTable } from "./steps_table.js";
 import { follow } from "./stream.js";
 import { drawSummary } from "./summary.js";
 import { ago, at, count, stepName, visible, visibleLines, whole } from "./text.js";
+import { withVerdicts } from "./verdicts.js";
 
 const POINTS = 2000;
 const LOG_MOST = 500;
@@ -21,7 +22,7 @@ const LOG_MOST = 500;
 export async function runView(main, route, signal) {
   const address = runAddress(route.run);
   const run = await get(address, null, signal);
-  const now = { id: route.run, run, rows: rowsOf(run), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], events: run.events || [], ...kept(run) };
+  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], events: run.events || [], ...kept(run) };
   crumbs([["Runs", "#/"], [visible(run.name), null]]);
   const view = parts(now, route, signal);
   replace(main, view.nodes);
@@ -92,7 +93,7 @@ function drawLegend(node, now) {
     committed: true, damaged: now.rows.some((row) => row.state === "damaged"), abandoned: setAside(now.rows).length > 0, gone: now.gone.length > 0, going: now.leaving.size > 0,
     tagged: now.rows.some((row) => (row.tags || []).length), kill: now.marks.some((mark) => mark.kind === "kill"), restore: now.marks.some((mark) => mark.kind === "restore"),
   };
-  const words = { committed: "intact", abandoned: "set aside", going: "goes next" };
+  const words = { abandoned: "set aside", going: "goes next" };
   replace(node, Object.keys(there).filter((kind) => there[kind]).map((kind) => el("li", null, el("i", { class: `legend-key ${kind}`, "aria-hidden": "true" }), words[kind] || kind)));
 }
 
@@ -144,7 +145,7 @@ async function readMetrics(now, view, signal) {
 function listen(address, now, view, signal) {
   const handlers = {
     state: setLinkState,
-    run: (delta) => { now.rows = merged(now.rows, delta); if (delta.retention) Object.assign(now, kept(delta)); view.draw(); tell(delta); },
+    run: (delta) => { now.rows = withVerdicts(now.id, merged(now.rows, delta)); if (delta.retention) Object.assign(now, kept(delta)); view.draw(); tell(delta); },
     flights: ({ flights }) => { now.flights = flights || []; view.flights(); },
     metrics: ({ names, marks }) => { append(now.metrics, names || {}, now); if (marks) now.marks = marks; view.chart(); },
     log: (event) => { now.events = [...now.events, event].slice(-LOG_MOST); view.log(); view.summary(); },
@@ -156,7 +157,7 @@ function listen(address, now, view, signal) {
 async function reload(address, now, view, signal) {
   try {
     now.run = await get(address, null, signal);
-    now.rows = rowsOf(now.run);
+    now.rows = withVerdicts(now.id, rowsOf(now.run));
     Object.assign(now, kept(now.run), { events: now.run.events || now.events });
     await Promise.all([readFlights(now, view, signal), readMetrics(now, view, signal)]);
   } catch (error) {

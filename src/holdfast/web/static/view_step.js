@@ -7,10 +7,11 @@ import { setShortcuts } from "./help.js";
 import { badge, crumbs, empty, facts, failed, jsonTree, section, shortTable } from "./parts.js";
 import { parentRow, rowsOf } from "./run_model.js";
 import { compareRoute, layoutRoute, runRoute, stepRoute } from "./routes.js";
-import { STATES } from "./steps_table.js";
+import { stateOf } from "./steps_table.js";
 import { ago, at, count, list, size, stepName, value, visible, whole } from "./text.js";
 import { tensorPanel } from "./tensor_panel.js";
 import { tensorTree } from "./tree.js";
+import { withVerdicts } from "./verdicts.js";
 import { verifyPanel } from "./verify_panel.js";
 
 export async function stepView(main, route, signal) {
@@ -20,7 +21,10 @@ export async function stepView(main, route, signal) {
   const alone = run && run.kind === "checkpoint";
   const name = alone ? visible(run.name) : stepName(route.step);
   crumbs([["Runs", "#/"], alone ? null : [run ? visible(run.name) : "run", runRoute(route.run)], [name, null]].filter(Boolean));
-  const head = el("div", { class: "page-head" }, el("h1", null, name), row ? stateLine(row) : null);
+  const state = el("p", { class: "lede" });
+  const drawState = () => row && replace(state, stateLine(withVerdicts(route.run, [row])[0]));
+  const head = el("div", { class: "page-head" }, el("h1", null, name), state);
+  drawState();
   let step;
   try {
     step = await get(stepAddress(route.run, route.step), null, signal);
@@ -29,10 +33,10 @@ export async function stepView(main, route, signal) {
     replace(main, head, failed(error), row && row.note ? el("p", { class: "warn" }, visible(row.note)) : null);
     return null;
   }
-  return drawStep(main, { route, rows, row, step, head, signal });
+  return drawStep(main, { route, rows, row, step, head, drawState, signal });
 }
 
-async function drawStep(main, { route, rows, row, step, head, signal }) {
+async function drawStep(main, { route, rows, row, step, head, drawState, signal }) {
   const options = { ...route.options };
   const remember = (changed, leap) => {
     Object.assign(options, changed);
@@ -48,7 +52,7 @@ async function drawStep(main, { route, rows, row, step, head, signal }) {
     fetchRows: (query, end) => get(`${stepAddress(route.run, route.step)}/tree`, query, end),
     onTensor: (tensor, inGroup) => { remember({ key: tensor.key, group: inGroup }, true); panel.show(tensor.key, inGroup); },
   });
-  const verify = isReport() ? null : verifyPanel(route.run, route.step, signal);
+  const verify = isReport() ? null : verifyPanel(route.run, route.step, drawState, signal);
   const parent = row && parentRow(rows, row);
   const compare = parent ? compareRoute({ run: route.run, step: parent.folder }, { run: route.run, step: route.step }) : compareRoute(null, { run: route.run, step: route.step });
   replace(main, head, overview(step, row),
@@ -75,8 +79,8 @@ function followed(other, options, panel, tree) {
 }
 
 function stateLine(row) {
-  const [word, kind] = STATES[row.state] || [row.state, ""];
-  return el("p", { class: "lede" }, badge(word, kind), (row.tags || []).map((tag) => badge(tag, "tag")), row.note ? el("span", { class: kind === "bad" ? "warn" : "" }, ` ${visible(row.note)}`) : null);
+  const [word, kind] = stateOf(row);
+  return [badge(word, kind), (row.tags || []).map((tag) => badge(tag, "tag")), row.note ? el("span", { class: kind === "bad" ? "warn" : "" }, ` ${visible(row.note)}`) : null];
 }
 
 function overview(step, row) {
