@@ -83,6 +83,7 @@ def window(browser: Browser, site: Served) -> Iterator[Window]:
 @pytest.fixture
 def opening(browser: Browser) -> Callable[..., AbstractContextManager[Window]]:
     """Opens windows on any address, with any options of a browser context."""
+
     def open_window(address: str, **options: Any) -> AbstractContextManager[Window]:
         return opened(browser, address, **options)
 

@@ -44,7 +44,9 @@ class Served:
             self.process.stdout.close()
 
 
-def start(*roots: Path | str, port: int = 0, options: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Served:
+def start(
+    *roots: Path | str, port: int = 0, options: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+) -> Served:
     """Start a server and return when it listens."""
     command = [sys.executable, "-m", "holdfast", "serve", *map(str, roots), "--port", str(port), *options]
     process = subprocess.Popen(

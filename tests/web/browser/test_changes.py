@@ -1,4 +1,4 @@
-"""With --allow-changes a step can be tagged and what the rules give up can be deleted, each confirmed; else neither is offered."""
+"""With --allow-changes a step is tagged and old ones are deleted, each confirmed; without it neither is offered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def test_nothing_is_offered_without_the_option(window: Window, site: Served) -> 
     window.shows("Verify every byte")
     assert window.page.get_by_role("button", name="Tag this step").count() == 0
     window.allow("status of 403")
-    status = "(path) => fetch(path, {method: 'POST', headers: {'X-Holdfast': '1'}, body: '{\"name\": \"x\"}'}).then((answer) => answer.status)"
+    status = """(path) => fetch(path, {method: "POST", headers: {"X-Holdfast": "1"}, body: '{"name": "x"}'})
+      .then((answer) => answer.status)"""
     assert window.page.evaluate(status, f"/api/runs/{run}/steps/step-000000000045/tag") == 403
 
 

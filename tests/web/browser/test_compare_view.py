@@ -53,8 +53,20 @@ def test_the_fields_choose_other_steps(window: Window, site: Served) -> None:
 def test_a_hub_folder_is_compared_through_a_mapping(opening, tmp_path: Path) -> None:
     """The step has fused keys, the hub folder separate ones; only the output of layer 1's attention differs."""
     random = np.random.default_rng(0)
-    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    hub = {f"model.layers.{layer}.{part}.weight": random.normal(size=(8, 8)).astype(np.float32) for layer in (0, 1) for part in parts}
+    parts = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+    )
+    hub = {
+        f"model.layers.{layer}.{part}.weight": random.normal(size=(8, 8)).astype(np.float32)
+        for layer in (0, 1)
+        for part in parts
+    }
     write_hub_folder(tmp_path / "hub", hub)
     fused = {}
     for layer in (0, 1):
@@ -83,9 +95,19 @@ def write_hub_folder(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     folder.mkdir()
     header, data = {}, b""
     for key, array in arrays.items():
-        header[key] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        header[key] = {
+            "dtype": "F32",
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 8}
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "hidden_size": 8,
+    }
     (folder / "config.json").write_text(json.dumps(config))

@@ -146,7 +146,7 @@ def test_the_first_step_of_an_empty_root_appears(opening, tmp_path: Path) -> Non
     root.mkdir()
     with served(root) as server, opening(server.address) as window:
         window.open()
-        expect(window.row("fresh")).to_contain_text("–")
+        expect(window.row("fresh")).to_contain_text("\u2013")
         window.page.get_by_role("link", name="fresh").click()
         expect(window.fact("Newest intact")).to_have_text("no step was saved yet")
         expect(window.page.locator("#link-state")).to_have_text("live")

@@ -60,7 +60,13 @@ def test_a_comparison_of_a_hostile_checkpoint_is_text(window: Window, site: Serv
 
 def test_a_hostile_address_shows_no_more_than_text(window: Window) -> None:
     window.allow("status of")
-    for route in ("#/run/<img src=x onerror=alert(1)>", "#/%3Cscript%3Ealert(1)%3C/script%3E", "#/compare?a=x&b=%00/..%2f", "#/run/a/step/../../x", "#/run/%E0%A4%A"):
+    for route in (
+        "#/run/<img src=x onerror=alert(1)>",
+        "#/%3Cscript%3Ealert(1)%3C/script%3E",
+        "#/compare?a=x&b=%00/..%2f",
+        "#/run/a/step/../../x",
+        "#/run/%E0%A4%A",
+    ):
         window.open(route)
         window.page.reload()
         expect(window.page.locator("main")).not_to_have_text("")
@@ -76,10 +82,15 @@ def test_the_policy_forbids_scripts_of_others(window: Window) -> None:
     ran = window.page.evaluate(
         """() => {
           const script = document.createElement("script");
-          try { script.textContent = "window.ran = true"; document.head.append(script); } catch (error) { return error.name; }
+          try {
+            script.textContent = "window.ran = true";
+            document.head.append(script);
+          } catch (error) { return error.name; }
           return String(window.ran);
         }"""
     )
     assert ran in ("undefined", "TypeError")
-    markup = "() => { try { document.body.innerHTML = '<b>x</b>'; return 'set'; } catch (error) { return error.name; } }"
+    markup = """() => {
+      try { document.body.innerHTML = "<b>x</b>"; return "set"; } catch (error) { return error.name; }
+    }"""
     assert window.page.evaluate(markup) == "TypeError"

@@ -16,7 +16,7 @@ def test_the_tree_unfolds_to_a_tensor_that_can_be_shared(window: Window, site: S
     window.open(route)
     tree = window.page.get_by_role("treegrid", name="Tensors")
     expect(tree.get_by_role("row", name="layers")).to_have_attribute("aria-expanded", "true")
-    tree.get_by_role("row", name="0–3").click()
+    tree.get_by_role("row", name="0\u20133").click()
     expect(tree.locator("tr[aria-level='4']")).to_have_count(4)
     tree.locator("tr[aria-level='4']").nth(2).click()
     expect(tree.locator("tr[aria-level='5']").first).to_be_visible()
@@ -25,7 +25,7 @@ def test_the_tree_unfolds_to_a_tensor_that_can_be_shared(window: Window, site: S
     tree.get_by_role("row").filter(has_text="float32").first.click()
     panel = window.page.get_by_role("complementary", name="The chosen tensor")
     expect(panel.get_by_role("heading")).to_have_text("model.layers.2.self_attn.q_proj.weight")
-    expect(panel).to_contain_text("16 × 16")
+    expect(panel).to_contain_text("16 \u00d7 16")
     window.page.reload()
     expect(panel.get_by_role("heading")).to_have_text("model.layers.2.self_attn.q_proj.weight")
 
@@ -97,7 +97,8 @@ def test_a_flipped_byte_is_found_and_its_tensor_named(window: Window, site: Serv
 
 
 def test_the_layout_follows_the_mesh(window: Window, site: Served) -> None:
-    window.open(step_route(site.run_id("branches"), 45) + "/layout?mesh=dp:2,tp:2&group=model&key=model.embed_tokens.weight")
+    route = step_route(site.run_id("branches"), 45)
+    window.open(f"{route}/layout?mesh=dp:2,tp:2&group=model&key=model.embed_tokens.weight")
     expect(window.page.get_by_role("heading", level=1, name="Layout")).to_be_visible()
     boxes = window.section("Boxes").locator(".box")
     expect(boxes.first).to_be_visible()

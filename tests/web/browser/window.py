@@ -21,6 +21,7 @@ def expect(locator: Locator) -> LocatorAssertions:
     """Assert about what is on the page, with time to come true."""
     from playwright.sync_api import expect as playwright_expect  # the tests must be importable without it
 
+    assert not locator.page.is_closed(), "the window is closed"
     playwright_expect.set_options(timeout=WAIT_MS)
     return playwright_expect(locator)
 
