@@ -26,10 +26,11 @@ def header_of(*tensors):
 
 
 def rows(columns):
-    return [
-        TensorEntry(key, *columns.kind_of[columns.kinds[at]], columns.begins[at], columns.ends[at])
-        for at, key in enumerate(columns.keys)
-    ]
+    found = []
+    for at, key in enumerate(columns.keys):
+        dtype, shape = columns.kind_of[columns.kinds[at]]
+        found.append(TensorEntry(key, dtype, shape, columns.begins[at], columns.ends[at]))
+    return found
 
 
 KEYS = st.text(
@@ -107,7 +108,7 @@ def test_other_forms_are_left_to_the_decoder(old, new):
 
 
 def test_metadata_of_other_writers_is_passed_over():
-    data, size = header_of(("a", "float32", (2,)))
+    data, _ = header_of(("a", "float32", (2,)))
     text = (
         data[8:].decode().rstrip().replace('{"format":"pt"}', json.dumps({"a": "b", "c": "d"}, separators=(",", ":")))
     )

@@ -1,8 +1,9 @@
 """Tests that cannot fail: no assertion, an assertion of a constant, of a thing against itself, or a swallowed one.
 
-A test asserts when it has an assert, a raise, a `pytest.raises`, `warns` or `fail`, an `assert_...` of a library, a
-process that must succeed (`check=True`), or when it names a function that does: one of its own file, or of the files
-of the tests that its file imports. A test whose claim is that nothing is raised has the mark `raises_nothing`.
+A test asserts when it has an assert, a raise, a `pytest.raises`, `warns` or `fail`, an `assert_...` of a library, an
+expectation of a browser (`to_be_visible()`), a process that must succeed (`check=True`), or when it names a function
+that does: one of its own file, or of the files of the tests that its file imports. A test whose claim is that nothing
+is raised has the mark `raises_nothing`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tests.house import sources
 from tests.house.sources import tree_of
 
 CHECKS = {"raises", "warns", "fail"}
+BEGINNINGS = ("assert_", "to_be_", "to_have_", "to_contain_", "not_to_be_", "not_to_have_", "not_to_contain_")
 RAISES_NOTHING = "raises_nothing"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -49,7 +51,7 @@ def find() -> Iterator[str]:
 
 def _is_check(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        return node.attr in CHECKS or node.attr.startswith("assert_") or node.attr == RAISES_NOTHING
+        return node.attr in CHECKS or node.attr.startswith(BEGINNINGS) or node.attr == RAISES_NOTHING
     if isinstance(node, ast.keyword):
         return node.arg == "check" and isinstance(node.value, ast.Constant) and node.value.value is True
     return isinstance(node, ast.Assert | ast.Raise)

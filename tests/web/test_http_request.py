@@ -1,4 +1,4 @@
-"""Requests are parsed strictly: what two parsers could read differently is refused, and nothing raises anything else."""
+"""Requests are parsed strictly: what two parsers could read differently is refused, and nothing else is raised."""
 
 import pytest
 from hypothesis import given

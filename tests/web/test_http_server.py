@@ -111,7 +111,7 @@ def test_a_body_that_is_too_deep_or_no_object_is_refused(server):
 
 
 def test_slow_clients_are_cut_off_and_others_served(quick):
-    """One sends a byte at a time, one never the end of its head, one not its body: each costs a connection for a moment."""
+    """One sends a byte, one never the end of its head, one not its body: each costs a connection for a moment."""
     slow = [quick.connect() for _ in range(30)]
     for number, connection in enumerate(slow):
         begun = (

@@ -9,7 +9,8 @@ from holdfast.web.joined_modules import join_modules
 from holdfast.web.static_files import read_static
 
 FILES = {
-    "app.js": 'import { twice as double, START } from "./math.js";\nimport { say } from "./say.js";\n\nconst x = 1;\nsay(double(START) + x);\n',
+    "app.js": 'import { twice as double, START } from "./math.js";\nimport { say } from "./say.js";\n\n'
+    "const x = 1;\nsay(double(START) + x);\n",
     "math.js": "const x = 5;\nexport const START = x;\nexport function twice(n) { return 2 * n; }\n",
     "say.js": 'import { twice } from "./math.js";\n\nexport function say(n) { console.log(n, twice(0)); }\n',
     "unused.js": "export const y = 1;\n",
@@ -27,7 +28,9 @@ def test_order_and_names(tmp_path):
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node to run it")
 def test_it_runs(tmp_path):
     (tmp_path / "joined.js").write_text(join_modules(FILES, "app.js"))
-    done = subprocess.run(["node", str(tmp_path / "joined.js")], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["node", str(tmp_path / "joined.js")], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout, done.stderr) == ("11 0\n", "")
 
 

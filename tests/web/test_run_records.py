@@ -1,11 +1,13 @@
 """Rows of steps: states, branches, tags; a run that changes is noticed, and nothing is read again without need."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 
 from holdfast.checkpoint.catalog import committed_steps
 from holdfast.checkpoint.tags import add_tag
+from holdfast.format.manifest import decode_manifest, encode_manifest
 from holdfast.storage.local import LocalStorage
 from holdfast.web.run_records import RunRecords
 from holdfast.web.served_runs import ServedRoots
@@ -79,9 +81,6 @@ def test_a_verification_is_remembered_until_the_step_is_saved_again(tmp_path):
     shutil.rmtree(tmp_path / folder)
     path = sample_runs.write_step(tmp_path, 1, {"model": {"w": np.ones(2, np.float32)}})
     data = (path / "holdfast.json").read_bytes()
-    from holdfast.format.manifest import decode_manifest, encode_manifest
-    from dataclasses import replace
-
     (path / "holdfast.json").write_bytes(encode_manifest(replace(decode_manifest(data, ""), attempt=".attempt-new")))
     records.refresh(force=True)
     assert column(records, "verified") == [None, None]

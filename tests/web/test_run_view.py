@@ -19,7 +19,9 @@ def test_the_preview_is_what_retention_decides(samples):
     found = retention_fields(records)
     assert found["policy"] == "last(2) | every(20)"
     storage = records.run.storage
-    decisions = retention.decide(storage, retention.saved_policy(storage))
+    policy = retention.saved_policy(storage)
+    assert policy is not None
+    decisions = retention.decide(storage, policy)
     assert [(row["folder"], row["keep"]) for row in found["rows"]] == [(d.entry.folder, d.stays) for d in decisions]
     assert [row["folder"] for row in found["rows"] if not row["keep"]] == ["step-000000000010"]
 

@@ -1,4 +1,4 @@
-"""Roots of every kind: a run's root, a training run, a folder of runs, a checkpoint, a hub folder, a bucket, nothing."""
+"""Roots of every kind: a run's root, a training run, a folder of runs, a checkpoint, a hub folder, a bucket."""
 
 import numpy as np
 import pytest
@@ -64,9 +64,9 @@ def test_an_object_store_is_served(root):  # noqa: F811
     import holdfast
 
     with holdfast.Checkpointer(root) as checkpointer:
-        for step in (1, 2):
-            state = {"model": {"a.weight": torch.full((4, 4), float(step)), "b.weight": torch.ones(3)}}
-            checkpointer.save(step, state).result()
+        for number in (1, 2):
+            state = {"model": {"a.weight": torch.full((4, 4), float(number)), "b.weight": torch.ones(3)}}
+            checkpointer.save(number, state).result()
     with running(root) as page:
         run = page.get("/api/runs")["runs"][0]
         assert (run["kind"], run["steps"], run["problem"]) == ("root", 2, None)
