@@ -61,7 +61,6 @@ def test_a_state_of_the_optimizer_is_placed_as_its_parameter(opened):
     "mesh",
     ["", "dp", "dp:0", "dp:-1", "dp:2;tp:2", "dp:99999", "tp:1000,dp:1000", "x:2", "dp:2,fsdp:2", "pp:3", "dp:1e3"],
 )
-)
 def test_hostile_meshes_are_refused(opened, mesh):
     with pytest.raises(InvalidArgument):
         layout_fields(opened, "model", KEY, mesh)
