@@ -3,8 +3,8 @@
 import { el, svg } from "./dom.js";
 import { list, whole } from "./text.js";
 
-const WIDE = 640;
-const TALL = 260;
+const WIDE = 720;
+const TALL = 320;
 const LABELS_MOST = 128;
 const COLORS = 8;
 
