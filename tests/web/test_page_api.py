@@ -36,6 +36,18 @@ def test_a_step_is_described(server):
     assert step["state"]["note"]["value"]["list"][-1] == "... 100 more"
 
 
+def test_a_folder_of_one_tensor_is_that_tensors_row(server):
+    """Also at the top, below alike layers, and for the keys that hostile names give parts of no letters."""
+    steps = f"/api/runs/{server.run_id('branches')}/steps/{NEWEST}"
+    rows = server.get(f"{steps}/tree?prefix=model.layers.1")["rows"]
+    attention = next(row for row in rows if row["name"].startswith("self_attn"))
+    assert (attention["kind"], attention["name"]) == ("tensor", "self_attn.q_proj.weight")
+    assert attention["key"] == attention["prefix"] == "model.layers.1.self_attn.q_proj.weight"
+    assert attention["shape"] == [16, 16] and attention["depth"] == 3
+    hostile = server.get(f"/api/runs/{server.run_id('hostile')}/steps/step-{2**53 - 1}/tree")["rows"]
+    assert "__proto__.constructor" in {row["name"] for row in hostile if row["kind"] == "tensor"}
+
+
 def test_the_tree_has_one_level_a_request(server):
     steps = f"/api/runs/{server.run_id('branches')}/steps/{NEWEST}"
     top = server.get(f"{steps}/tree")

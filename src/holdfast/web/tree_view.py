@@ -40,8 +40,24 @@ def tree_rows(opened: OpenStep, group: str, query: TreeQuery) -> dict[str, Any]:
                 "depth": depth,
                 "alike": [int(name) for name in names] if len(names) > 1 else [],
             }
-            rows += _entry_rows(opened, group, shared, item)
+            if len(item.below) == 1 and item.own is None and not shared["alike"]:
+                rows.append(_only_tensor(opened, group, query.prefix, shared, item.below[0]))
+            else:
+                rows += _entry_rows(opened, group, shared, item)
         return {"total": len(entries), "rows": rows}
+
+
+def _only_tensor(opened: OpenStep, group: str, prefix: str, shared: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the row of the only tensor below a folder: `norm` with nothing but `weight` is `norm.weight`."""
+    key = opened.index(group).keys[number]
+    named = {**shared, "name": key[len(prefix) + 1 :] if prefix else key, "prefix": key}
+    return {
+        "kind": "tensor",
+        **named,
+        "children": 0,
+        "tensors": 1,
+        **tensor_fields(opened, opened.index(group).at(number)),
+    }
 
 
 def _entry_rows(opened: OpenStep, group: str, shared: dict[str, Any], item: LevelItem) -> list[dict[str, Any]]:
