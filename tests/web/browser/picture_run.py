@@ -74,7 +74,8 @@ def _records() -> list[dict[str, Any]]:
                 loss += 0.004 * (step - 3200) ** 0.9  # it went astray: the reason to go back
             records.append({"step": step, "loss": loss, "lr": 3e-4 * 0.5 * (1 + math.cos(math.pi * step / STEPS))})
             if step % EVERY == 0:
-                records.append({"event": "save", "step": step, "at": _at(step), "stall_ms": 4 + float(noise.random()) * 3})
+                stall_ms = 4 + float(noise.random()) * 3
+                records.append({"event": "save", "step": step, "at": _at(step), "stall_ms": stall_ms})
                 records.append({"event": "published", "step": step, "at": _at(step) + 3, "seconds": 3.1})
     return records
 
@@ -122,7 +123,8 @@ def _weights(step: int) -> dict[str, np.ndarray]:
             value = start.normal(size=shape) * 0.05 + drift.normal(size=shape) * strength * (step / EVERY) * 0.05
             found[f"model.layers.{layer}.{part}.weight"] = value.astype(np.float32)
     found["model.norm.weight"] = np.ones(96, np.float32)
-    found["lm_head.weight"] = (start.normal(size=(512, 96)) + drift.normal(size=(512, 96)) * 1e-6 * step).astype(np.float32)
+    head = start.normal(size=(512, 96)) + drift.normal(size=(512, 96)) * 1e-6 * step
+    found["lm_head.weight"] = head.astype(np.float32)
     return found
 
 

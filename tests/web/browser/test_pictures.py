@@ -65,7 +65,9 @@ def show_checkpoint(window: Window, run: str) -> None:
     window.page.get_by_role("treegrid").locator("tr[aria-level='4']").nth(3).click()
     window.page.get_by_role("button", name="Compute statistics").click()
     expect(window.page.get_by_role("img", name="Histogram")).to_be_visible()
-    window.page.locator(".actions").evaluate("node => window.scrollTo(0, node.getBoundingClientRect().top + window.scrollY - 80)")
+    window.page.locator(".actions").evaluate(
+        "node => window.scrollTo(0, node.getBoundingClientRect().top + window.scrollY - 80)"
+    )
 
 
 def show_compare(window: Window, run: str) -> None:
