@@ -13,7 +13,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoint.reading import Loading
-from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound
+from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.mapping.program import Mapping
 from holdfast.storage.local import LocalReader
 from tests.cli.calls import call, process
@@ -272,8 +272,14 @@ def test_a_checkpoint_of_megatron_with_padded_tokens_becomes_a_model_that_opens(
 
     for source, names in ((tmp_path / "model_optim_rng.pt", ()), (tmp_path / "out", ("--map", "llama-megatron"))):
         unopened = tmp_path / f"megatron-{len(names)}"
-        said = call("convert", source, unopened, "--config", tmp_path / "config.json", "--to", "hf", *names).output
-        assert "the names are Megatron's" in said and "open it with" not in said
+        command = ("convert", source, unopened, "--config", tmp_path / "config.json", "--to", "hf", *names)
+        found = call(*command).exception
+        assert isinstance(found, Unsupported) and not unopened.exists()
+        hint = "--to dcp is what Megatron loads" if names else "did you mean --map llama-from-megatron?"
+        assert str(found).startswith("the names are Megatron's, with which from_pretrained would give every weight an")
+        assert f"{hint} (--keep-names writes the names as they are, without config.json)" in str(found)
+        said = call(*command, "--keep-names").output
+        assert "config.json is left out" in said and "open it with" not in said
         assert not (unopened / "config.json").exists()  # from_pretrained fails, in place of a model of initial values
 
 
@@ -351,10 +357,41 @@ def test_the_mapping_is_named_where_it_was_left_out_or_is_another(tmp_path):
 def test_the_hint_for_a_mapping_comes_first_and_asks_for_no_config_that_was_given(tmp_path):
     source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
     for options in ((), ("--config", hub)):
-        done = call("convert", source, tmp_path / "out", "--dry-run", "--to", "hf", *options).output
-        first, second, *others = [line for line in done.splitlines() if line.startswith("note: ")]
-        assert "did you mean --map" in first and "config.json is left out" in second
-        assert not any("has no config.json" in note for note in others)
+        command = ("convert", source, tmp_path / "out", "--dry-run", "--to", "hf", *options)
+        done = call(*command)
+        problems = [line for line in done.output.splitlines() if line.startswith("would fail: ")]
+        assert done.exit_code == 1 and len(problems) == 1 and "did you mean --map" in problems[0]
+        first, *others = [line for line in call(*command, "--keep-names").output.splitlines() if "note: " in line]
+        assert "config.json is left out" in first and not any("has no config.json" in note for note in others)
+
+
+def test_weights_without_a_name_of_the_given_model_are_refused(tmp_path):
+    pytest.importorskip("transformers", reason="it builds the model of a config")
+    hub = write_hub(tmp_path / "hub")
+    layers = {f"layers.{n}.attention.{name}.weight": torch.ones(32, 32) for n in range(2) for name in ("wq", "wo")}
+    torch.save({"tok_embeddings.weight": torch.ones(61, 32)} | layers, tmp_path / "titan.pt")
+    command = ("convert", tmp_path / "titan.pt", tmp_path / "out", "--to", "hf", "--config", hub)
+    found = call(*command).exception
+    assert isinstance(found, Unsupported)
+    assert f"no weight has a name of the model of {hub}/config.json (model_type 'llama'), which has mode" in str(found)
+    assert "the source has tok_embeddings.weight, layers.0.attention.wq.weight" in str(found)
+    assert call(*command, "--keep-names").exit_code == 0 and not (tmp_path / "out" / "config.json").exists()
+    assert call(*command[:-2], "--force").exit_code == 0  # without a config.json nothing says which model it is
+    torch.save({"model.norm.weight": torch.ones(32)}, tmp_path / "part.pt")
+    assert call("convert", tmp_path / "part.pt", tmp_path / "part", *command[3:]).exit_code == 0
+
+
+def test_what_only_megatron_reads_is_not_copied(tmp_path):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    (source / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    (source / "tokenizer.json").write_text("{}")
+    options = ("--to", "hf", "--map", "llama-from-megatron-dist", "--config", hub)
+    assert call("convert", source, tmp_path / "out", *options).exit_code == 0
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors", "tokenizer.json"]
+    for number, text in enumerate(('{"mine": 1}', "[]", "{")):  # another file of this name belongs to the user
+        (source / "metadata.json").write_text(text)
+        assert call("convert", source, tmp_path / f"{number}", *options).exit_code == 0
+        assert (tmp_path / f"{number}" / "metadata.json").read_text() == text
 
 
 def test_a_mapping_in_the_wrong_direction_gets_the_other_one_as_a_hint(tmp_path):
@@ -366,10 +403,13 @@ def test_a_mapping_in_the_wrong_direction_gets_the_other_one_as_a_hint(tmp_path)
         return str(call("convert", path, tmp_path / "back", *options).exception)
 
     hint = "did you mean --map llama-from-megatron-dist?"
-    assert said(source, "--config", hub, "--map", "llama-megatron-dist").endswith(hint)
+    text = said(source, "--config", hub, "--map", "llama-megatron-dist")
+    assert f"; {hint}\n" in text and text.endswith("^") and "add optional" not in text
+    assert "mapping, llama-from-megatron, line " in said(source, "--config", hub, "--map", "llama-from-megatron")
+    assert said(source, *names).startswith("the mapping 'llama-from-megatron-dist' needs num_attention_heads")
     assert said(source, "--config", hub, *names, "--reverse").endswith(f"{hint} (without --reverse)")
     hint = "the names are already the hub's: did you mean --map llama-megatron-dist?"
-    assert said(tmp_path / "out", *names).endswith(hint)
+    assert "; " + hint in said(tmp_path / "out", *names)
     assert said(tmp_path / "out", "--map", "llama-megatron-dist", "--reverse").endswith(f"{hint} (without --reverse)")
     assert said(tmp_path / "out", "--map", "from-megatron-dist").endswith("did you mean --map megatron-dist?")
 

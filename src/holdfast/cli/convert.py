@@ -13,6 +13,7 @@ import click
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.render import clean, count, print_json, print_table, size_text, written_text
 from holdfast.cli.steps import CheckpointPath, step_option
+from holdfast.convert.config_from_args import FROM_ARGS
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.plan_summary import ConversionSummary, summary_of
@@ -83,13 +84,15 @@ _HINTS = {
 @click.option(
     "--config",
     metavar="PATH",
-    help="The model's config.json, or the folder with it, if SRC has none: for built-in mappings and DST.",
+    help="The model's config.json, or the folder with it, if SRC has none: for built-in mappings and DST. "
+    "from-args makes it of a Megatron run's args.",
 )
 @click.option(
     "--linear-weights",
     metavar="ORDER",
     help="Order of linear weights in a Paddle SRC, if the shapes are ambiguous: in-out, out-in.",
 )
+@click.option("--keep-names", is_flag=True, help="With --to hf: write names that transformers does not know, too.")
 @click.option("--uint16", metavar="DTYPE", help="Dtype of weights stored as uint16: bfloat16 (raw bits) or uint16.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be written; reads headers, no tensors.")
 @click.option("--explain", is_flag=True, help="With --dry-run: print the sources of every mapped tensor.")
@@ -112,6 +115,7 @@ def command(
     tp_degree: int | None,
     config: str | None,
     linear_weights: str | None,
+    keep_names: bool,
     uint16: str | None,
     dry_run: bool,
     explain: bool,
@@ -130,6 +134,7 @@ def command(
     holdfast convert deepseek-fp8 deepseek --to hf --dequantize bfloat16
     holdfast convert llama llama-fp8 --to hf --quantize fp8-block128
     holdfast convert megatron-run llama --to hf --map llama-from-megatron-dist --config hub-folder
+    holdfast convert megatron-run llama --to hf --map llama-from-megatron-dist --config from-args
     torchrun --nproc-per-node 8 -m holdfast convert SRC DST
 
     If SRC is a run's root, Megatron's too, its newest step is converted, or --step. Tensors are
@@ -154,6 +159,7 @@ def command(
             force=force,
             mapping=_mapping_options(mapping, reverse, tp_degree, config),
             linear_weights=linear_weights,
+            keep_names=keep_names,
             uint16=uint16,
             dequantize=dequantize,
             quantize=None if quantize is None else QuantizeOptions(quantize, unquantized),
@@ -171,6 +177,8 @@ def command(
 def _mapping_options(mapping: str | None, reverse: bool, tp_degree: int | None, config: str | None) -> MappingOptions:
     if config is None:
         return MappingOptions(mapping, reverse, tp_degree)
+    if config == FROM_ARGS:
+        return MappingOptions(mapping, reverse, tp_degree, config_from_args=True)
     path = Path(config).expanduser()
     name = str(path / "config.json" if path.is_dir() else path)
     return MappingOptions(mapping, reverse, tp_degree, _read_config(config), name)

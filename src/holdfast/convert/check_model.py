@@ -59,6 +59,24 @@ def check_model(contents: Contents, selected: Contents, config: Config, name: st
         raise Mismatch(_message(found, config, name))
 
 
+def unknown_names(contents: Contents, config: Config, name: str = "config.json") -> str | None:
+    """Return what is wrong if no weight has a name of the model of its config.json; None if any has.
+
+    For weights that no mapping gave their names. A part of a model is not refused: from_pretrained reports it.
+    """
+    group = contents.groups.get("model")
+    if group is None or not group.tensors or config.get("auto_map"):
+        return None
+    stored = _written_shapes(group, config)
+    found = _by_transformers(stored, config)
+    if found is None or found.shapes or len(found.unexpected) < len(stored):
+        return None
+    return (
+        f"no weight has a name of the model of {name} (model_type {config.get('model_type')!r}), which has "
+        f"{_some(found.missing)}; the source has {_some(list(stored))}; give a mapping to the hub's names with --map"
+    )
+
+
 def _written_shapes(group: Group, config: Config) -> dict[str, Shape]:
     """Return the shapes of what is written: tied tensors once, unless the config says that they are not tied."""
     shapes = {key: tuple(recipe.shape) for key, recipe in group.tensors.items()}

@@ -10,7 +10,7 @@ from holdfast.convert.megatron_config import check_config, check_given, check_va
 from holdfast.convert.megatron_extras import leads_to_hub, without_extras
 from holdfast.convert.megatron_names import has_hub_names, has_megatron_names, mapping_hint
 from holdfast.convert.select import is_model
-from holdfast.core.errors import Damaged, Mismatch, Unsupported
+from holdfast.core.errors import Damaged, InvalidArgument, Mismatch, Unsupported
 from holdfast.format import strictjson
 from holdfast.mapping import families
 from holdfast.mapping.apply import EqualScalars, map_contents
@@ -26,7 +26,8 @@ _CONFIG = "config.json"
 class MappingOptions:
     """The user's mapping, its direction, and the TP degree of fused weights.
 
-    `config` replaces the source's config.json, and `config_name` is the file that it was read from.
+    `config` replaces the source's config.json, and `config_name` is the file that it was read from. With
+    `config_from_args` it is made of Megatron's args in the source (see config_from_args.py).
     """
 
     written: Any = None
@@ -34,6 +35,7 @@ class MappingOptions:
     tp_degree: int | None = None
     config: Mapping[str, Any] | None = None
     config_name: str = _CONFIG
+    config_from_args: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ def map_source(contents: Contents, options: MappingOptions, side_files: Mapping[
         try:
             result = map_contents(contents, module, program, target_tp=contents.tp_degree)
         except Mismatch as error:
-            raise Mismatch(f"{error}{_other_mapping(contents.groups[module].tensors, options, side_files)}") from None
+            hint = _other_mapping(contents.groups[module].tensors, options, side_files)
+            what, line, excerpt = str(error).partition("\n")  # the statement with carets ends the message
+            raise Mismatch(f"{what}{hint}{line}{excerpt}") from None
         if result.kept:
             kept = ", ".join(sorted(result.kept)[:5])
             raise Unsupported(f"{kept}: the mapping keeps the initial value, but a conversion has none; remove `_ ->`")
@@ -120,7 +124,13 @@ def _programs(
     own = config_of(side_files)
     if leads_to_hub(options.written, reverse=options.reverse) is not None and options.config and own is not None:
         check_given(options.config, own)
-    found = programs(options.written, modules, model_info, reverse=options.reverse)
+    try:
+        found = programs(options.written, modules, model_info, reverse=options.reverse)
+    except InvalidArgument as error:
+        keys = [key for group in contents.groups.values() for key in group.tensors]
+        if own is not None or options.config is not None or not (has_args(contents) and has_megatron_names(keys)):
+            raise
+        raise InvalidArgument(f"{error}; --config from-args makes one of the run's args") from None
     notes: list[str] = []
     to_hub = leads_to_hub(options.written, reverse=options.reverse)
     for module, program in found.items() if to_hub is not False else ():
@@ -148,6 +158,12 @@ def _other_family(name: str, config: Mapping[str, Any]) -> Iterator[str]:
             f"config.json has model_type {model_type!r}, and the mapping {name} gives {family.name}'s names: right "
             "where both models have the same weights"
         )
+
+
+def has_args(contents: Contents) -> bool:
+    """Return True if a checkpoint has Megatron's args."""
+    args = contents.state.get("args", {}).get("value")
+    return isinstance(args, Mapping) and "num_attention_heads" in args
 
 
 def config_of(side_files: Mapping[str, bytes]) -> Mapping[str, Any] | None:

@@ -35,8 +35,11 @@ def has_hub_names(keys: Iterable[str]) -> bool:
     return any(_HUB.fullmatch(key) for key in keys)
 
 
-def mapping_hint(keys: Collection[str], config: Mapping[str, Any] | None) -> str:
-    """Return which mapping gives the hub's names to the keys of a Megatron model, or that none does."""
+def mapping_hint(keys: Collection[str], config: Mapping[str, Any] | None, *, has_args: bool = False) -> str:
+    """Return which mapping gives the hub's names to the keys of a Megatron model, or that none does.
+
+    With Megatron's args, a missing config.json can be made of them.
+    """
     if _any(_OLD, keys):
         return (
             "no built-in mapping has the names of Megatron before Megatron-Core: convert them with "
@@ -52,7 +55,9 @@ def mapping_hint(keys: Collection[str], config: Mapping[str, Any] | None) -> str
         if not known:
             return f"no built-in mapping has latent attention with all layers in one tensor: {_OWN_MAPPING}"
     if config is None:
-        return f"did you mean --map from-{variant} --config FOLDER, the folder of the model's config.json?"
+        hint = f"did you mean --map from-{variant} --config FOLDER, the folder of the model's config.json?"
+        made = f"if there is none, --map {known[0].name}-from-{variant} --config from-args makes it of the run's args"
+        return f"{hint} {made}" if has_args else hint
     try:
         family = families.family_of(config)
     except InvalidArgument as error:

@@ -13,11 +13,19 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.convert.boxes_for_sink import BoxReader
-from holdfast.convert.check_model import check_model
+from holdfast.convert.check_model import check_model, unknown_names
 from holdfast.convert.check_transposes import check_transposes
+from holdfast.convert.config_from_args import with_config_from_args
 from holdfast.convert.dequantize import Recoded, dequantized
 from holdfast.convert.destination import DestinationFolder
-from holdfast.convert.mapping import MappingOptions, config_of, explain_mapping, makes_hub_names, map_source
+from holdfast.convert.mapping import (
+    MappingOptions,
+    config_of,
+    explain_mapping,
+    has_args,
+    makes_hub_names,
+    map_source,
+)
 from holdfast.convert.megatron_names import has_megatron_names, mapping_hint
 from holdfast.convert.paddle_linears import (
     PADDLE_FORMATS,
@@ -66,6 +74,7 @@ class ConvertOptions:
     force: bool = False
     mapping: MappingOptions = field(default_factory=MappingOptions)
     linear_weights: str | None = None  # their order in a Paddle source: "in-out" or "out-in"
+    keep_names: bool = False  # write names that transformers does not know to a Hugging Face folder, without a config
     uint16: str | None = None  # dtype of weights stored as uint16: "bfloat16" (raw bits) or "uint16"
     dequantize: str | None = None  # the dtype of weights that are stored with scales
     quantize: QuantizeOptions | None = None
@@ -85,10 +94,7 @@ class Converted:
     ready: bool = True  # whether the weights fit the format's library
 
 
-_UNOPENED = (
-    "the names are Megatron's, with which from_pretrained would give every weight an initial value: config.json is "
-    "left out"
-)
+_UNOPENED = "names as they are in the source, with which from_pretrained opens nothing: config.json is left out"
 
 
 class Conversion:
@@ -101,6 +107,8 @@ class Conversion:
             raise Unsupported(f"{source.path} cannot be converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
         source = _with_uint16_as(source, options.uint16)
+        mapping, made = with_config_from_args(source, side_files(source), options.mapping)
+        options = replace(options, mapping=mapping)
         recoded = _recoded(source, with_config(side_files(source), options.to, options.mapping), options)
         self.source = as_paddle(recoded.source) if options.to == "paddle" else as_torch(recoded.source)
         self.options = options
@@ -111,15 +119,13 @@ class Conversion:
             check_transposes(self.source.contents, contents)
         oriented = self._oriented(contents)
         contents, self.ready = oriented.contents, oriented.ready
-        unopened: tuple[str, ...] = ()
-        keys = [key for group in contents.groups.values() for key in group.tensors]
-        if has_megatron_names(keys) and "auto_map" not in (config_of(small) or {}):
-            if options.to == "hf":
-                unopened, self.ready = (_UNOPENED,), False
-                small = {name: data for name, data in small.items() if name != "config.json"}
-            if options.mapping.written is None and _is_opened_by_hub_names(source, options.to):
-                known = config_of(self._small) if options.mapping.config is None else options.mapping.config
-                unopened = (f"for the hub's names: {mapping_hint(keys, known)}", *unopened)
+        unknown = _unknown_names(source, contents, small, options)
+        if unknown is not None and options.to == "hf":
+            if not options.keep_names:
+                raise Unsupported(f"{unknown} (--keep-names writes the names as they are, without config.json)")
+            unknown, self.ready = _UNOPENED, False
+            small = {name: data for name, data in small.items() if name != "config.json"}
+        unopened = () if unknown is None else (unknown,)
         plans, self._notes = kept_plans(source.manifest.plans, self.source.contents, contents)
         all_groups = contents.groups
         selected = select_contents(contents, options.only, options.remove, self.source.contents)
@@ -131,7 +137,7 @@ class Conversion:
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
         self._unopened = unopened
-        self._notes = (*recoded.notes, *mapped.notes, *oriented.notes, *self._notes)
+        self._notes = (*made, *recoded.notes, *mapped.notes, *oriented.notes, *self._notes)
         plans, plan_notes = plans_for_format(plans, self.contents, options.to)
         self._notes += plan_notes
         manifest = source.manifest
@@ -241,9 +247,25 @@ def _recoded(source: Checkpoint, files: dict[str, bytes], options: ConvertOption
     return quantized(source, files, options.quantize)
 
 
-def _is_opened_by_hub_names(source: Checkpoint, form: str) -> bool:
-    """Return True if transformers is to open the result. A Holdfast checkpoint may keep the names of its run."""
-    return form == "hf" or (form == "holdfast" and isinstance(source, Foreign))
+def _unknown_names(
+    source: Checkpoint, contents: Contents, small: Mapping[str, bytes], options: ConvertOptions
+) -> str | None:
+    """Return why transformers cannot open the names of the result, and which mapping gives the hub's; None if it can.
+
+    A Holdfast checkpoint may keep the names of its run.
+    """
+    mapping, own = options.mapping, config_of(small)
+    keys = [key for group in contents.groups.values() for key in group.tensors]
+    if not has_megatron_names(keys) or "auto_map" in (own or {}):
+        given = own if mapping.written is None and options.to == "hf" and own == mapping.config else None
+        return None if given is None else unknown_names(contents, given, mapping.config_name)
+    hint = mapping_hint(keys, own if mapping.config is None else mapping.config, has_args=has_args(contents))
+    if options.to == "hf":
+        why = "the names are Megatron's, with which from_pretrained would give every weight an initial value"
+        return f"{why}: {hint if mapping.written is None else '--to dcp is what Megatron loads'}"
+    if mapping.written is None and options.to == "holdfast" and isinstance(source, Foreign):
+        return f"for the hub's names: {hint}"
+    return None
 
 
 def _with_uint16_as(source: Checkpoint, dtype: str | None) -> Checkpoint:

@@ -10,12 +10,14 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.convert.mapping import MappingOptions
 from holdfast.convert.megatron_extras import leads_to_hub
 from holdfast.core import names
+from holdfast.core.errors import HoldfastError
 from holdfast.core.names import is_plain
 from holdfast.format import strictjson
 from holdfast.format.dtypes import DType
 from holdfast.sources.foreign import Foreign
 
-_NOT_COPIED = (".index.json", "trainer_state.json")
+_NOT_COPIED = (".index.json", "trainer_state.json", "latest_checkpointed_iteration.txt")
+_MEGATRON = "metadata.json"
 _CONFIG = "config.json"
 _DTYPE_FIELDS = ("dtype", "torch_dtype")
 _WITH_CONFIG = ("hf", "holdfast")  # formats that transformers opens
@@ -26,8 +28,18 @@ def side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.manifest.writer:
         return {name: checkpoint.read_file(name) for name in checkpoint.manifest.files if _is_copied(name)}
     if isinstance(checkpoint, Foreign):
-        return {name: checkpoint.read_side_file(name) for name in checkpoint.side_files() if _is_copied(name)}
+        files = {name: checkpoint.read_side_file(name) for name in checkpoint.side_files() if _is_copied(name)}
+        return {name: data for name, data in files.items() if name != _MEGATRON or not _is_megatrons(data)}
     return {}
+
+
+def _is_megatrons(data: bytes) -> bool:
+    """Return True for the metadata.json in which Megatron names the format of its tensors."""
+    try:
+        fields = strictjson.loads(data, _MEGATRON)
+    except HoldfastError:
+        return False
+    return isinstance(fields, dict) and "sharded_backend" in fields
 
 
 def _is_copied(name: str) -> bool:

@@ -114,7 +114,8 @@ def _from_text(text: str, config: abc.Mapping[str, Any] | None, keys: Iterable[s
     if families.is_name(text):
         program = families.builtin_program(text, config, keys)
         mapping = _within_limit(statements_of(program.text, f"{text}, "))
-        return _with_renames(mapping.reverse(), program.renames) if program.reversed else mapping
+        mapping = _with_renames(mapping.reverse(), program.renames) if program.reversed else mapping
+        return Mapping(tuple(replace(own, origin=f"{text}, ", builtin=True) for own in mapping.statements))
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):  # not a valid file name

@@ -41,7 +41,8 @@ def joined(statement: Statement, keys: Sequence[Key], names: NameIndex, spend: S
             return []
         patterns = ", ".join(dict.fromkeys(key.pattern for key in keys[:4]))
         hint = nearest("".join("0" if isinstance(p, Hole) else p for p in keys[0].pieces), names)
-        raise statement.error(f"no key matches {patterns}{hint}; if that is expected, add optional", key=keys[0])
+        advice = "" if statement.builtin else "; if that is expected, add optional"  # nobody edits a built-in mapping
+        raise statement.error(f"no key matches {patterns}{hint}{advice}", key=keys[0])
     ids, rows = _join(statement, relations, spend)
     _check_complete(statement, relations, ids, rows)
     transposed = [key.transposed for key in keys]

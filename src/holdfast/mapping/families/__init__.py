@@ -94,7 +94,7 @@ def builtin_program(
             full = ", ".join(f"{each.name}-{word}" for each in FAMILIES if variant in each.programs)
             raise InvalidArgument(f"the mapping {name!r} needs a config.json or the name of the family: {full}")
         family = family_of(config)
-    return BuiltinProgram(name, family.program(variant, config, keys), is_reverse(name), family.renames)
+    return BuiltinProgram(name, family.program(variant, config, keys, name), is_reverse(name), family.renames)
 
 
 def _split(word: str) -> tuple[ModelFamily | None, str]:

@@ -29,8 +29,13 @@ class ModelFamily:
     layers: str = "layers"
     renames: Mapping[str, str] = field(default_factory=dict)
 
-    def program(self, variant: str, config: Config | None = None, keys: Iterable[str] | None = None) -> str:
-        """Return the text of a program. Hugging Face `keys` show whether the keys have the prefix."""
+    def program(
+        self, variant: str, config: Config | None = None, keys: Iterable[str] | None = None, name: str | None = None
+    ) -> str:
+        """Return the text of a program. Hugging Face `keys` show whether the keys have the prefix.
+
+        `name` is the name in errors, as the user wrote it.
+        """
         if variant not in self.programs:
             known = ", ".join(f"{self.name}-{word}" for word in self.programs)
             raise InvalidArgument(f"the family {self.name!r} has no mapping {variant!r}; its mappings are {known}")
@@ -39,7 +44,7 @@ class ModelFamily:
         names = tuple(keys or ())
         bare = bool(names) and not any(key.startswith(self.prefix) for key in names)
         values = TemplateValues(config or {}, "" if bare else self.prefix, self.layers, self.blocks)
-        return values.program(self.programs[variant], f"{self.name}-{variant}")
+        return values.program(self.programs[variant], name or f"{self.name}-{variant}")
 
     def _check_layers_stack(self, config: Config) -> None:
         """Raise InvalidArgument if layers differ, because only some of them would be stacked."""

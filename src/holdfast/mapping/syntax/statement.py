@@ -180,6 +180,7 @@ class Statement:
     text: str = field(default="", compare=False)
     origin: str = field(default="", compare=False)
     aoa: bool = field(default=False, compare=False)
+    builtin: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         sides = (", ".join(map(str, keys)) or "_" for keys in (self.lefts, self.rights))
