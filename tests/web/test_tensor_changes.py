@@ -54,7 +54,7 @@ def test_zeros_not_numbers_and_dtypes_are_compared_exactly(tmp_path):
     two = {"zero": np.ones(3, np.float32), "nan": nan.copy(), "cast": np.ones(4, np.float64)}
     found = compared(opened(tmp_path, 1, one), opened(tmp_path, 2, two))
     assert (found["same"], found["changed"], found["casts"]) == (2, 1, 1)
-    assert {row["key"]: row["relative"] for row in found["rest"]} == {"zero": None, "nan": 0.0, "cast": 0.0}
+    assert {row["key"]: row["relative"] for row in found["rest"]} == {"zero": math.inf, "nan": 0.0, "cast": 0.0}
 
 
 def test_numbered_parts_of_a_layer_share_a_column():

@@ -51,6 +51,22 @@ def test_levels_count_what_is_below(tmp_path):
         index.level("nothing")
 
 
+def test_parts_without_a_name_are_not_levels(tmp_path):
+    """Each row that can be unfolded has a prefix of its own, and unfolding ends."""
+    keys = ["..", ".", ".a.b", "a..b", "a.", "a.c.d", "a.c.e", "..."]
+    arrays = {key: np.ones(2, np.float32) for key in keys}
+    index = index_group(Checkpoint(LocalStorage(tmp_path), write_step(tmp_path, 1, {"model": arrays}).name), "model")
+    found, waiting = [], [""]
+    while waiting:
+        prefix = waiting.pop()
+        for name, item in index.level(prefix).items():
+            found += [] if item.own is None else [index.keys[item.own]]
+            if item.below:
+                assert name
+                waiting.append(f"{prefix}.{name}" if prefix else name)
+    assert sorted(found) == sorted(keys)
+
+
 def test_layers_with_other_names_below_do_not_look_alike(tmp_path):
     arrays = {key: np.ones(2, np.float32) for key in ("l.0.a", "l.1.b", "l.2.b")}
     index = index_group(Checkpoint(LocalStorage(tmp_path), write_step(tmp_path, 1, {"model": arrays}).name), "model")

@@ -62,11 +62,11 @@ class TensorChange:
     elements: int = 0  # that differ
 
     @property
-    def relative(self) -> float | None:
-        """The norm of the change by the norm of the first; None if only the first is zero."""
+    def relative(self) -> float:
+        """The norm of the change by the norm of the first; infinite for a change from zero."""
         if self.gap == 0:
             return 0.0
-        return math.sqrt(self.gap / self.base) if self.base else None
+        return math.sqrt(self.gap / self.base) if self.base else math.inf
 
     def add(self, other: TensorChange) -> None:
         """Add the change of another tensor."""

@@ -104,6 +104,7 @@ class TensorIndex:
             if not key.startswith(stem):
                 continue
             end = -1 if is_last else key.find(".", start)
+            end = -1 if end == start else end  # a part without a name: the rest of the key is one name
             name = key[start:] if end < 0 else key[start:end]
             item = found.get(name)
             if item is None:
