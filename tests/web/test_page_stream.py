@@ -39,6 +39,7 @@ def test_steps_come_and_go(tmp_path):
     shutil.rmtree(tmp_path / "step-000000000001")
     ((name, value),) = polled(records, follower)
     assert (name, value["removed"]) == ("run", ["step-000000000001"])
+    assert value["retention"]["rows"] == [] and value["retention"]["policy"] is None
     assert [row["folder"] for row in value["changed"]["steps"]] == ["step-000000000003"]
     assert polled(records, follower) == []
 

@@ -14,6 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.web.json_text import to_json
 from holdfast.web.page_workers import PageWorkers
 from holdfast.web.run_records import RunRecords, StepRow
+from holdfast.web.run_view import retention_fields
 
 _PAUSE_S = 1.0
 _QUIET_S = 15.0
@@ -57,7 +58,8 @@ class RunFollower:
             return []
         if len(changed) + len(removed) > _MOST_ROWS:
             return [event("reload", {"why": "many steps changed"})]
-        return [event("run", {"changed": {"steps": [row.fields() for row in changed]}, "removed": removed})]
+        steps = {"steps": [row.fields() for row in changed]}
+        return [event("run", {"changed": steps, "removed": removed, "retention": retention_fields(self._records)})]
 
     def _flight_events(self) -> list[bytes]:
         flights = self._flights()

@@ -123,7 +123,7 @@ def _weights(step: int) -> dict[str, np.ndarray]:
             value = start.normal(size=shape) * 0.05 + drift.normal(size=shape) * strength * (step / EVERY) * 0.05
             found[f"model.layers.{layer}.{part}.weight"] = value.astype(np.float32)
     found["model.norm.weight"] = np.ones(96, np.float32)
-    head = start.normal(size=(512, 96)) + drift.normal(size=(512, 96)) * 1e-6 * step
+    head = start.normal(size=(512, 96)) + drift.normal(size=(512, 96)) * 1e-7 * step
     found["lm_head.weight"] = head.astype(np.float32)
     return found
 

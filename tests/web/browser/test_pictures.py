@@ -63,6 +63,7 @@ def show_checkpoint(window: Window, run: str) -> None:
     window.open(step_route(run, 4000) + "?group=model&key=model.layers.3.mlp.up_proj.weight")
     window.row("0\u201315").click()
     window.page.get_by_role("treegrid").locator("tr[aria-level='4']").nth(3).click()
+    window.row("self_attn.q_proj").scroll_into_view_if_needed()
     window.page.get_by_role("button", name="Compute statistics").click()
     expect(window.page.get_by_role("img", name="Histogram")).to_be_visible()
     window.page.locator(".actions").evaluate(

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.web.browser.served import Served
 from tests.web.browser.window import Window, expect, run_route, step_route
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
 
 
 def test_the_tree_unfolds_to_a_tensor_that_can_be_shared(window: Window, site: Served) -> None:
@@ -20,22 +15,12 @@ def test_the_tree_unfolds_to_a_tensor_that_can_be_shared(window: Window, site: S
     expect(tree.locator("tr[aria-level='4']")).to_have_count(4)
     tree.locator("tr[aria-level='4']").nth(2).click()
     expect(tree.locator("tr[aria-level='5']").first).to_be_visible()
-    unfold(tree, "self_attn")
-    unfold(tree, "q_proj")
-    tree.get_by_role("row").filter(has_text="float32").first.click()
+    tree.get_by_role("row").filter(has_text="self_attn.q_proj.weight").click()
     panel = window.page.get_by_role("complementary", name="The chosen tensor")
     expect(panel.get_by_role("heading")).to_have_text("model.layers.2.self_attn.q_proj.weight")
     expect(panel).to_contain_text("16 \u00d7 16")
     window.page.reload()
     expect(panel.get_by_role("heading")).to_have_text("model.layers.2.self_attn.q_proj.weight")
-
-
-def unfold(tree: Locator, name: str) -> None:
-    """Unfold a row, unless it is a tensor already: a folder of a single tensor may be shown as that tensor."""
-    row = tree.get_by_role("row").filter(has_text=name).first
-    expect(row).to_be_visible()
-    if row.get_attribute("aria-expanded") == "false":
-        row.click()
 
 
 def test_statistics_are_computed_when_asked_for(window: Window, site: Served) -> None:

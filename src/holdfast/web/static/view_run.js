@@ -148,7 +148,13 @@ function listen(address, now, view, signal) {
     run: (delta) => { now.rows = withVerdicts(now.id, merged(now.rows, delta)); if (delta.retention) Object.assign(now, kept(delta)); view.draw(); tell(delta); },
     flights: ({ flights }) => { now.flights = flights || []; view.flights(); },
     metrics: ({ names, marks }) => { append(now.metrics, names || {}, now); if (marks) now.marks = marks; view.chart(); },
-    log: (event) => { now.events = [...now.events, event].slice(-LOG_MOST); view.log(); view.summary(); },
+    log: (event) => {
+      now.events = [...now.events, event].slice(-LOG_MOST);
+      if (event.kind === "kill" || event.kind === "restore") now.marks = [...now.marks, event];
+      view.log();
+      view.summary();
+      view.chart();
+    },
     reload: () => reload(address, now, view, signal),
   };
   signal.addEventListener("abort", follow(`${address}/stream`, handlers));
