@@ -82,5 +82,5 @@ def test_old_jobs_are_forgotten():
         wait(table.start(str(number), 10, lambda job: 0))
     with pytest.raises(NotFound):
         table.get(first.id)
-    assert len(table._jobs) <= 34
+    assert len(table._jobs) <= 14
     assert threading.active_count() < threads + 5

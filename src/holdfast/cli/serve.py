@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import signal
 import sys
@@ -76,6 +77,7 @@ def command(
         _end_on_signals(server)
         await server.run(host, port, started)
 
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # clients that go away are no news
     try:
         asyncio.run(serve())
     except OSError as error:
@@ -85,6 +87,8 @@ def command(
             f"cannot listen on {host} port {port}: {error.strerror or error}; "
             "choose another --port, or 0 for any free one"
         ) from None
+    finally:
+        application.jobs.cancel_all()
 
 
 def _end_on_signals(server: HttpServer) -> None:

@@ -22,6 +22,7 @@ _NAMES = 64
 _POINTS = 50_000  # of a column; then it is thinned by half
 _MARKS = 20_000
 _CHUNK_BYTES = 4 * MIB
+_ONE_READ_BYTES = 16 * MIB  # a second of work; the next look reads on
 _LINE_BYTES = 256 * 1024
 _TEXT = 300  # characters of a mark
 _NOT_METRICS = frozenset({"step", "event", "at"})
@@ -110,7 +111,7 @@ class MetricsFile:
         self.generation = 0  # changes when earlier points were replaced
 
     def read(self) -> None:
-        """Read what was appended since the last call. A file that was replaced is read again."""
+        """Read what was appended since the last call, a part of it if that is much. A replaced file is read again."""
         if self._path is None:
             return
         try:
@@ -122,8 +123,9 @@ class MetricsFile:
                 generation = self.generation
                 self._clear()
                 self.generation = generation + 1
-            while self._position < file.size:
-                size = min(_CHUNK_BYTES, file.size - self._position)
+            until = min(file.size, self._position + _ONE_READ_BYTES)
+            while self._position < until:
+                size = min(_CHUNK_BYTES, until - self._position)
                 buffer = bytearray(size)
                 file.read_into(self._position, [memoryview(buffer)])
                 self._position += size

@@ -16,7 +16,7 @@ from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.web.http_request import BadRequest
 
 _RUNNING = 4
-_KEPT = 32
+_KEPT = 12
 
 
 class JobStop(Exception):

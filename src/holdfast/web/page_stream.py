@@ -44,8 +44,9 @@ class RunFollower:
     def poll(self) -> list[bytes]:
         """Look at the run again and return what is new."""
         self._records.refresh()
+        flights = self._flights()
         with self._records.lock:
-            return [*self._steps(), *self._flight_events(), *self._metrics()]
+            return [*self._steps(), *self._flight_events(flights), *self._metrics()]
 
     def _steps(self) -> list[bytes]:
         rows = self._records.rows
@@ -61,8 +62,7 @@ class RunFollower:
         steps = {"steps": [row.fields() for row in changed]}
         return [event("run", {"changed": steps, "removed": removed, "retention": retention_fields(self._records)})]
 
-    def _flight_events(self) -> list[bytes]:
-        flights = self._flights()
+    def _flight_events(self, flights: list[dict[str, Any]]) -> list[bytes]:
         if not flights and not self._in_flight:
             return []
         self._in_flight = flights
@@ -81,7 +81,10 @@ class RunFollower:
         for name, column in metrics.columns.items():
             points = column.after(self._last.get(name, -1))
             if points["step"]:
-                new[name] = {key: values[-_POINTS:] for key, values in points.items()}
+                new[name] = points
+        if any(len(points["step"]) > _POINTS for points in new.values()):
+            self._last = self._last_steps()
+            return [*events, event("reload", {"why": "many new points"})]
         if new:
             self._last = self._last_steps()
             events.append(event("metrics", {"names": new}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -148,11 +149,16 @@ class FlightWatch:
 
     def __init__(self, storage: SharedStorage) -> None:
         self._storage = storage
+        self._lock = threading.Lock()
         self._heard: dict[tuple[str, int], _Heard] = {}
         self._since: dict[str, str] = {}
 
     def fields(self) -> list[dict[str, Any]]:
         """Return the saves in flight with the progress of every rank."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> list[dict[str, Any]]:
         flights = _flights(self._storage)
         attempts = {flight.attempt for flight in flights}
         self._heard = {key: heard for key, heard in self._heard.items() if key[0] in attempts}

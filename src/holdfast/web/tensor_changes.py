@@ -24,7 +24,7 @@ from holdfast.web.tensor_windows import WindowReader, as_values
 _LAYER = re.compile(r"(?P<stack>(?:.*\.)?(?:layers|h|blocks|block|layer))\.(?P<number>[0-9]{1,9})\.(?P<rest>.+)")
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 _LISTED = 2000  # keys of a list
-_CELLS = 200_000
+_CELLS = 50_000
 _DIFFERENCES = 500
 
 
