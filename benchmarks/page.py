@@ -4,7 +4,7 @@
 
 Every first view is asked of a new server, over HTTP, and the processor time of the server is measured beside the wall
 clock. For training, one run of a tiny model trains and saves; in every other interval a page is open: a server, and a
-client that follows the run's events and fetches the run again and again. So both see the same machine.
+client that fetches the run and follows its events, as a browser does. So both see the same machine.
 """
 
 from __future__ import annotations
@@ -119,12 +119,13 @@ def training(folder: Path, intervals: int, steps: int, every: int) -> dict[str, 
     try:
         _wait_for(run, steps, process)
         for number in range(2 * intervals):
-            first = sample_runs.last_step(run)
             is_open = bool(number % 2)
             if is_open:
                 with served(run) as page:
-                    _look(page, run, first + steps, process)
+                    first = _look(page, run, steps, process)
             else:
+                time.sleep(1.0)
+                first = sample_runs.last_step(run) + 1
                 _wait_for(run, first + steps, process)
             began |= dict.fromkeys(range(first + 1, sample_runs.last_step(run)), is_open)
     finally:
@@ -133,23 +134,25 @@ def training(folder: Path, intervals: int, steps: int, every: int) -> dict[str, 
     return _figures(run, began)
 
 
-def _look(page: Page, run: Path, until: int, process: subprocess.Popen[bytes]) -> None:
+def _look(page: Page, run: Path, steps: int, process: subprocess.Popen[bytes]) -> int:
+    """Open the page, then follow the run for an interval; return the step at its beginning."""
     ended = threading.Event()
     found = page.get("/api/runs")["runs"][0]["id"]
-    follower = threading.Thread(target=page.follow, args=(found, ended), daemon=True)
-    follower.start()
-    while sample_runs.last_step(run) < until and process.poll() is None:
-        page.get(f"/api/runs/{found}")
-        page.get(f"/api/runs/{found}/metrics?points=2000")
-        time.sleep(1.0)
+    page.get(f"/api/runs/{found}")
+    page.get(f"/api/runs/{found}/metrics?points=2000")
+    threading.Thread(target=page.follow, args=(found, ended), daemon=True).start()
+    time.sleep(1.0)
+    first = sample_runs.last_step(run) + 1
+    _wait_for(run, first + steps, process)
     ended.set()
+    return first
 
 
 def _wait_for(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 500
     while sample_runs.last_step(run) < step and process.poll() is None:
         assert time.monotonic() < deadline, f"no step {step}"
-        time.sleep(0.05)
+        time.sleep(0.25)
 
 
 def _figures(run: Path, began: dict[int, bool]) -> dict[str, Any]:

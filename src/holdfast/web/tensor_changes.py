@@ -35,11 +35,11 @@ class ComparedStep:
     opened: OpenStep
     contents: Contents | None = None
 
-    def keys(self, group: str) -> set[str]:
-        """Return the keys of a group; none if it does not exist."""
+    def keys(self, group: str) -> list[str]:
+        """Return the keys of a group in the order of its files; none if it does not exist."""
         if self.contents is not None:
-            return set(self.contents.groups[group].tensors) if group in self.contents.groups else set()
-        return set(self.opened.index(group).keys) if group in self.opened.checkpoint.groups else set()
+            return list(self.contents.groups[group].tensors) if group in self.contents.groups else []
+        return self.opened.index(group).keys if group in self.opened.checkpoint.groups else []
 
     def facts(self, group: str, key: str) -> tuple[tuple[int, ...], str, int]:
         """Return the shape, dtype and bytes of a tensor."""
@@ -117,7 +117,8 @@ def compare_steps(job: PageJob, one: ComparedStep, two: ComparedStep, group: str
     ones, twos = one.keys(group), two.keys(group)
     if not ones and not twos:
         raise NotFound(f"neither checkpoint has tensors in a group {group[:80]!r}")
-    shared = sorted(ones & twos, key=natural_key)
+    firsts, seconds = set(ones), set(twos)
+    shared = [key for key in ones if key in seconds]
     equal = _equal_files(one, two, group)
     job.total = sum(one.facts(group, key)[2] for key in shared)
     found = _Changes()
@@ -135,7 +136,7 @@ def compare_steps(job: PageJob, one: ComparedStep, two: ComparedStep, group: str
         if job.is_cancelled:
             raise
         partial = True
-    return _result(found, sorted(twos - ones, key=natural_key), sorted(ones - twos, key=natural_key)) | {
+    return _result(found, sorted(seconds - firsts, key=natural_key), sorted(firsts - seconds, key=natural_key)) | {
         "group": group,
         "partial": partial,
         "state": _state_differences(one, two),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +78,12 @@ def _entry_rows(opened: OpenStep, group: str, shared: dict[str, Any], item: Leve
 
 def _filtered(opened: OpenStep, group: str, query: TreeQuery) -> dict[str, Any]:
     text, index = query.text.casefold(), opened.index(group)
-    found = [(key, number) for number, key in enumerate(index.keys) if text in key.casefold()]
-    found.sort(key=lambda item: natural_key(item[0]))
+    found = [number for number, key in enumerate(index.keys) if text in key.casefold()]
+    end = query.offset + query.limit  # only these are put in order: the sort keys of all would take much memory
+    ordered = heapq.nsmallest(end, found, key=lambda number: natural_key(index.keys[number]))
     rows = []
-    for key, number in found[query.offset : query.offset + query.limit]:
+    for number in ordered[query.offset :]:
+        key = index.keys[number]
         shared = {"name": key, "prefix": key, "depth": 0, "alike": [], "children": 0, "tensors": 1}
         rows.append({"kind": "tensor", **shared, **tensor_fields(opened, index.at(number))})
     return {"total": len(found), "rows": rows}
