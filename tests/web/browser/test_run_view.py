@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.web import sample_runs
 from tests.web.browser.conftest import HOSTILE_NAME
@@ -35,6 +36,25 @@ def test_the_summary_answers_the_five_questions(window: Window, site: Served) ->
     expect(window.fact("Watch")).to_contain_text("1 step is damaged: damaged step 15; 2 steps set aside")
     expect(window.fact("Changed most")).to_contain_text("layer 3")
     expect(window.page.locator("#link-state")).to_have_text("live")
+
+
+def test_the_newest_step_is_verified_from_the_run(opening: Callable[..., Any], tmp_path: Path) -> None:
+    """What was not read again is not called intact; damage moves the answer to the step before."""
+    root = tmp_path / "newest"
+    sample_runs.damaged(root)
+    shutil.rmtree(root / "step-000000000040")
+    shutil.rmtree(root / "step-000000000030")
+    with served(root) as server, opening(server.address) as window:
+        window.open(run_route(server.run_id("newest")))
+        newest = window.fact("Newest intact")
+        expect(newest).to_contain_text("step 20")
+        expect(newest).to_contain_text("its bytes were not read again")
+        newest.get_by_role("button", name="Verify every byte").click()
+        expect(newest).to_contain_text("step 10")
+        expect(window.fact("Watch")).to_contain_text("1 step is damaged: step 20")
+        newest.get_by_role("button", name="Verify every byte").click()
+        expect(newest).to_contain_text("every byte verified just now")
+        expect(window.row("step 10")).to_contain_text("verified")
 
 
 def test_the_table_filters_and_chooses_two_steps(window: Window, site: Served) -> None:

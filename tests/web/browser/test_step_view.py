@@ -79,6 +79,8 @@ def test_a_flipped_byte_is_found_and_its_tensor_named(window: Window, site: Serv
     window.page.keyboard.press("u")
     expect(window.row("step 20")).to_contain_text("damaged")
     expect(window.fact("Watch")).to_contain_text("2 steps are damaged")
+    window.row("step 20").click()
+    expect(verdict).to_contain_text("model.layers.3.mlp.down_proj.weight")
 
 
 def test_the_layout_follows_the_mesh(window: Window, site: Served) -> None:

@@ -4,7 +4,7 @@ import { get, isReport } from "./data.js";
 import { el } from "./dom.js";
 import { runJob } from "./jobs.js";
 import { mostChanged } from "./comparison.js";
-import { newestIntact, parentRow } from "./run_model.js";
+import { newestIntact, stepBefore } from "./run_model.js";
 import { list, visible } from "./text.js";
 
 const BYTES_MOST = 256e6;
@@ -20,7 +20,7 @@ export async function changedMost(now, signal) {
 async function comparison(now, signal) {
   if (isReport()) return (await get("/api/compare")).result;
   const newest = newestIntact(now.rows);
-  const before = newest && (parentRow(now.rows, newest) || now.rows.find((row) => row.state === "committed" && row.step < newest.step));
+  const before = stepBefore(now.rows, newest);
   if (!before || newest.bytes > BYTES_MOST) return null;
   const body = { a: { run: now.id, step: before.folder }, b: { run: now.id, step: newest.folder }, mapping: null, what: "heatmap" };
   return runJob("/api/compare", body, () => undefined, signal);

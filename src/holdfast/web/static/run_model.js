@@ -93,6 +93,13 @@ export function parentRow(rows, row) {
   return same.find((other) => other.state === "committed") || same[0] || null;
 }
 
+// The intact step to compare the newest with: the one it was trained on from, else the one before it.
+export function stepBefore(rows, newest) {
+  const parent = newest && parentRow(rows, newest);
+  if (parent && parent.state === "committed") return parent;
+  return (newest && rows.find((row) => row.state === "committed" && row.step < newest.step)) || null;
+}
+
 export function matches(row, filter, text) {
   if (filter === "intact" && row.state !== "committed") return false;
   if (filter === "damaged" && row.state !== "damaged") return false;

@@ -1,21 +1,21 @@
 // What a person asks first about a run, answered in words: newest intact step, save in flight, stall, what goes and why.
 
 import { el, replace } from "./dom.js";
-import { damaged, leaving, newestIntact, parentRow, publishTimes, setAside, stalls } from "./run_model.js";
+import { damaged, leaving, newestIntact, publishTimes, setAside, stalls, stepBefore } from "./run_model.js";
 import { compareRoute, stepRoute } from "./routes.js";
 import { ago, at, count, duration, list, milliseconds, size, stepName, visible, whole } from "./text.js";
 
-// `now` has {id, rows, flights, retention, events, changes}; `changes` is a node or null.
+// `now` has {id, rows, flights, retention, gone, changes, verifyNode}; `changes` is a node or null, verifyNode(row) offers a verification.
 export function drawSummary(node, now) {
   const lines = [newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), changedLine(now)].filter(Boolean);
   replace(node, lines.map(([name, content, kind]) => el("div", { class: `fact-line ${kind || ""}` }, el("dt", null, name), el("dd", null, content))));
 }
 
-function newestLine({ id, rows }) {
+function newestLine({ id, rows, verifyNode }) {
   const row = newestIntact(rows);
   if (!row) return ["Newest intact", rows.length ? "no step of this run is intact" : "no step was saved yet", rows.length ? "bad" : ""];
   return ["Newest intact", [el("a", { class: "big", href: stepRoute(id, row.folder) }, stepName(row.folder)),
-    el("span", null, el("span", { title: at(row.created) }, ` ${row.verified ? "verified; " : ""}committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}`)]];
+    el("span", null, el("span", { title: at(row.created) }, ` committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}; ${row.verified ? "every byte verified just now" : "its manifest is good, its bytes were not read again"}`), verifyNode ? verifyNode(row) : null]];
 }
 
 function flightLine({ flights }) {
@@ -64,7 +64,7 @@ function damagedLine({ id, rows }) {
 
 function changedLine({ id, rows, changes }) {
   const newest = newestIntact(rows);
-  const before = newest && (parentRow(rows, newest) || rows.find((row) => row.state === "committed" && row.step < newest.step));
+  const before = stepBefore(rows, newest);
   if (!before) return null;
   const link = el("a", { href: compareRoute({ run: id, step: before.folder }, { run: id, step: newest.folder }) }, `since ${stepName(before.folder)}`);
   return ["Changed most", changes ? [changes, ", ", link] : ["see what changed ", link]];

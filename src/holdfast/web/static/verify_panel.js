@@ -4,8 +4,8 @@ import { stepAddress } from "./data.js";
 import { el, replace } from "./dom.js";
 import { runJob } from "./jobs.js";
 import { announce, failed, progressBar, shortTable } from "./parts.js";
-import { count, duration, list, size, visible } from "./text.js";
-import { noteVerdict } from "./verdicts.js";
+import { count, duration, list, size, stepName, visible } from "./text.js";
+import { noteVerdict, resultOf } from "./verdicts.js";
 
 export function verifyPanel(run, step, onResult, viewSignal) {
   const node = el("div", { class: "verify" });
@@ -23,8 +23,8 @@ export function verifyPanel(run, step, onResult, viewSignal) {
     try {
       const result = await runJob(`${stepAddress(run, step)}/verify`, {}, progress, job.signal);
       noteVerdict(run, step, result);
+      show(result);
       onResult();
-      replace(node, verdict(result), el("button", { type: "button", class: "button", onclick: start }, "Verify again"));
       announce(result.ok ? "The checkpoint is intact" : "The checkpoint is damaged");
     } catch (error) {
       if (!viewSignal.aborted) job.signal.aborted ? offer() : replace(node, failed(error, start));
@@ -33,16 +33,18 @@ export function verifyPanel(run, step, onResult, viewSignal) {
     }
   }
 
-  offer();
+  const show = (result) => replace(node, verdict(result, step), el("button", { type: "button", class: "button", onclick: start }, "Verify again"));
+  if (resultOf(run, step)) show(resultOf(run, step));
+  else offer();
   return { node, start };
 }
 
-function verdict(result) {
+function verdict(result, step) {
   if (result.ok) {
     return el("p", { class: "verdict good" }, `${result.partial ? "What was read is intact" : "Intact"}: ${size(result.bytes)} read in ${duration(result.seconds)}${result.partial ? "; the time limit was reached before the end" : ", every digest fits"}.`, result.unchecked ? ` Not checked: ${visible(result.unchecked)}` : "");
   }
   const damaged = result.damaged || [];
   const rows = damaged.map((entry) => [visible(entry.file), list((entry.keys || []).map(visible), 12), visible(entry.text)]);
-  return el("div", { class: "verdict bad", role: "alert" }, el("p", null, `Damaged: ${count(damaged.length, "place")}. The other tensors can still be read with holdfast.load(path, state, only=[...]).`),
+  return el("div", { class: "verdict bad", role: "alert" }, el("p", null, `${stepName(step)} is damaged in ${count(damaged.length, "place")}. The other tensors can still be read with holdfast.load(path, state, only=[...]).`),
     shortTable("Damaged", [{ label: "File" }, { label: "Tensors", class: "c-key" }, { label: "What is wrong" }], rows, 20));
 }

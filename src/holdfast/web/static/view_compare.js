@@ -7,7 +7,7 @@ import { heatmap } from "./heatmap.js";
 import { runJob } from "./jobs.js";
 import { announce, crumbs, empty, facts, failed, progressBar, section, shortTable } from "./parts.js";
 import { compareRoute, parseSide, sideText, stepRoute } from "./routes.js";
-import { newestIntact, parentRow, rowsOf } from "./run_model.js";
+import { newestIntact, rowsOf, stepBefore } from "./run_model.js";
 import { count, list, size, stepName, value, visible, whole } from "./text.js";
 
 export async function compareView(main, route, signal) {
@@ -70,7 +70,7 @@ function side(label, runs, chosen, signal, newest) {
     if (!entry) return null;
     rows = entry.kind === "checkpoint" ? [{ folder: "self", step: null, state: "committed" }] : rowsOf(await get(runAddress(entry.id), null, signal));
     const intact = newestIntact(rows);
-    const before = intact && (parentRow(rows, intact) || rows.filter((row) => row.state === "committed")[1]);
+    const before = stepBefore(rows, intact);
     replace(step, rows.map((row) => el("option", { value: row.folder }, `${stepName(row.folder)}${row.state === "committed" ? "" : ` (${visible(row.state)})`}`)));
     const start = rows.some((row) => row.folder === wanted) ? wanted : ((newest ? intact : before) || intact || rows[0] || {}).folder;
     if (start) step.value = start;

@@ -15,6 +15,7 @@ import { follow } from "./stream.js";
 import { drawSummary } from "./summary.js";
 import { ago, at, count, stepName, visible, visibleLines, whole } from "./text.js";
 import { withVerdicts } from "./verdicts.js";
+import { verifyPanel } from "./verify_panel.js";
 
 const POINTS = 2000;
 const LOG_MOST = 500;
@@ -53,6 +54,16 @@ function parts(now, route, signal) {
   const chartSection = section("Timeline", "A blade for each step, as long as its size; the loss above it, time to publish and stall below.", names, chart.node, key);
   const stepsSection = section("Steps", "Space chooses two for a comparison.", table.node);
   const nodes = [head(now), summary, flightSection, chartSection, stepsSection, section("Keeping", "What the rules keep, what goes when the next step is committed, and what is gone.", next), section("Log", null, log), settings(now.run)];
+
+  // The newest step can be verified from here; the offer outlives redrawing until there is a newer step.
+  let offered = null;
+  now.verifyNode = isReport() ? null : (row) => {
+    if (!offered || offered.folder !== row.folder) {
+      const judged = () => { now.rows = withVerdicts(now.id, now.rows); draw(); };
+      offered = { folder: row.folder, node: verifyPanel(now.id, row.folder, judged, signal).node };
+    }
+    return offered.node;
+  };
 
   function draw() {
     now.gone = goneSteps(now);

@@ -5,7 +5,7 @@ import { get, isReport, runAddress, stepAddress } from "./data.js";
 import { el, replace } from "./dom.js";
 import { setShortcuts } from "./help.js";
 import { badge, crumbs, empty, facts, failed, jsonTree, section, shortTable } from "./parts.js";
-import { parentRow, rowsOf } from "./run_model.js";
+import { rowsOf, stepBefore } from "./run_model.js";
 import { compareRoute, layoutRoute, runRoute, stepRoute } from "./routes.js";
 import { stateOf } from "./steps_table.js";
 import { ago, at, count, list, size, stepName, value, visible, whole } from "./text.js";
@@ -53,7 +53,7 @@ async function drawStep(main, { route, rows, row, step, head, drawState, signal 
     onTensor: (tensor, inGroup) => { remember({ key: tensor.key, group: inGroup }, true); panel.show(tensor.key, inGroup); },
   });
   const verify = isReport() ? null : verifyPanel(route.run, route.step, drawState, signal);
-  const parent = row && parentRow(rows, row);
+  const parent = stepBefore(rows, row);
   const compare = parent ? compareRoute({ run: route.run, step: parent.folder }, { run: route.run, step: route.step }) : compareRoute(null, { run: route.run, step: route.step });
   replace(main, head, overview(step, row),
     isReport() ? null : el("div", { class: "actions" }, el("a", { class: "button", href: compare }, parent ? `Compare with ${stepName(parent.folder)}` : "Compare with another"), el("a", { class: "button", href: layoutRoute(route.run, route.step, { group }) }, "Layout"), verify.node),
