@@ -20,7 +20,7 @@ from tests.web.browser.window import expect, run_route
 __all__ = ["root", "server"]  # fixtures
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_trains_while_the_page_is_open(opening: Callable[..., Any], tmp_path: Path) -> None:
     root = tmp_path / "runs" / "training"
     root.parent.mkdir()

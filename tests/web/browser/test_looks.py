@@ -69,6 +69,7 @@ def views(site: Served) -> dict[str, tuple[str, str]]:
     }
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("view", ["run", "runs", "step", "layout", "compare"])
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_every_view_is_legible_and_named(opening: Callable[..., Any], site: Served, view: str, scheme: str) -> None:
