@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.ema import EMA
     from holdfast.engine.load_report import LoadReport
     from holdfast.engine.peek import Peek
+    from holdfast.engine.program_add import add_program
     from holdfast.engine.program_load import load_program
     from holdfast.engine.save_handle import SaveHandle
     from holdfast.mapping.program import Mapping
@@ -53,6 +54,7 @@ _HOMES = {
     "open": ("holdfast.api", "open_checkpoint"),
     "merge": ("holdfast.merging.merge_call", "merge"),
     "merge_lora": ("holdfast.merging.lora.merge_lora_call", "merge_lora"),
+    "add_program": ("holdfast.engine.program_add", "add_program"),
     "export_program": ("holdfast.adapters.program.export_program", "export_program"),
     "load_program": ("holdfast.engine.program_load", "load_program"),
     "Program": ("holdfast.program.model_program", "Program"),
@@ -100,6 +102,7 @@ __all__ = [
     "Unsupported",
     "Untrusted",
     "__version__",
+    "add_program",
     "export_program",
     "keep",
     "load",

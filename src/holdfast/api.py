@@ -21,6 +21,7 @@ from holdfast.engine.load import load_checkpoint
 from holdfast.engine.load_report import LoadReport
 from holdfast.engine.options import DEADLINE_S, LoadOptions, SaveOptions, check_progress
 from holdfast.mapping.per_module import MappingLike
+from holdfast.program.model_program import Program
 from holdfast.sources import open_stored
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.storage import locate, refuse_link
@@ -43,6 +44,7 @@ def save(
     mesh: Any = None,
     files: ExtraFiles | None = None,
     base: str | None = None,
+    program: Program | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> Checkpoint:
     """Save a state as one checkpoint folder, durable on return; `path` may be an `s3://` address.
@@ -61,8 +63,9 @@ def save(
     fills a folder, such as `tokenizer.save_pretrained`; those of rank 0. `only` and `ignore` are patterns of keys,
     as in `load`: what they leave out is not in the checkpoint. A model that is not saved whole gets no config.json.
     `base` is how the base model of PEFT adapters is stored: "reference" records where it is, the default if it
-    came from a folder or the hub; "full" writes it, and "none" writes only the adapters. Ranks wait for each other
-    for `deadline_s` seconds at most.
+    came from a folder or the hub; "full" writes it, and "none" writes only the adapters. `program` is the model as a
+    program, from `holdfast.export_program`: it is published with the weights, and `holdfast.load_program` runs it.
+    Ranks wait for each other for `deadline_s` seconds at most.
 
     Raises the same HoldfastError on every rank; an earlier checkpoint at `path` is then unchanged: InvalidArgument for
     an option, Unsupported for a value that cannot be represented, LayoutError if the ranks hold no consistent state,
@@ -84,6 +87,7 @@ def save(
             ignore=ignore,
             base=base,
             hub_keys=hub_keys,
+            program=program,
         )
         storage, folder = locate(path)
         refuse_link(storage, folder)

@@ -38,6 +38,7 @@ from holdfast.engine.signals import Termination, close_at_exit
 from holdfast.engine.start_run import refuse_checkpoint, report_import
 from holdfast.keep import Policy
 from holdfast.mapping.per_module import MappingLike
+from holdfast.program.model_program import Program
 from holdfast.storage import Storage, storage_at
 from holdfast.storage.local import LocalStorage
 from holdfast.when import Occasion, Schedule
@@ -66,7 +67,7 @@ class Checkpointer:
     of the live tensors in the checkpoints, as in `holdfast.save`; `restore` uses its reverse. Without one,
     `hub_keys` gives transformers models the names on the hub, unless the step that was restored has other ones.
     `only` and `ignore` are patterns of the keys that every save writes and `restore` loads. `base`, `max_shard_size`,
-    `block_bytes`, `model_dtype`, `ties`, `replicas` and `mesh` are those of `holdfast.save`, too.
+    `block_bytes`, `model_dtype`, `ties`, `replicas`, `mesh` and `program` are those of `holdfast.save`, too.
     `writer_threads` is how many threads of each writer process write. `deadline_s` is how long ranks wait for each
     other, and a save may take; it also fails once another rank's writer was silent for `silence_s` seconds.
     """
@@ -86,6 +87,7 @@ class Checkpointer:
         ignore: Sequence[str] = (),
         mesh: Any = None,
         base: str | None = None,
+        program: Program | None = None,
         keep: Policy | None = None,
         when: Occasion | None = None,
         on_busy: str = "wait",
@@ -108,17 +110,13 @@ class Checkpointer:
             ignore=ignore,
             base=base,
             hub_keys=hub_keys,
+            program=program,
         )
         options.require_reversible()
         background_options = BackgroundOptions(
-            deadline_s=deadline_s,
-            silence_s=silence_s,
-            grace_s=grace_s,
-            on_busy=on_busy,
-            arena_bytes=arena_bytes,
-            writer_threads=writer_threads,
-            keep=keep,
-        )
+            deadline_s=deadline_s, silence_s=silence_s, grace_s=grace_s, on_busy=on_busy,
+            arena_bytes=arena_bytes, writer_threads=writer_threads, keep=keep,
+        )  # fmt: skip
         if when is not None and not isinstance(when, Occasion):
             raise InvalidArgument(f"when={when!r} is not an occasion: write for example holdfast.when.steps(1000)")
         if not callable(on_event):

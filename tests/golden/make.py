@@ -1,6 +1,6 @@
 """Writes the golden checkpoint of the current format version; run once for each release.
 
-python -m tests.golden.make tests/golden/v1.2
+python -m tests.golden.make tests/golden/v1.3
 """
 
 from __future__ import annotations
@@ -68,6 +68,27 @@ def tuned_model() -> Any:
 FILES: dict[str, Any] = {"tokenizer.json": b'{"model": {}}', "templates/chat.jinja": "{{ messages }}"}
 
 
+class Scaled(nn.Module):
+    """A model with a constant that no checkpoint holds, for the program that version 1.3 added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+        self.register_buffer("scale", torch.tensor([2.0, -0.5]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.relu(self.inner(x)) * self.get_buffer("scale")
+
+
+def scaled_model() -> Scaled:
+    """Return the model of the program, with values that need no random numbers."""
+    model = Scaled().eval()
+    with torch.no_grad():
+        model.inner.weight.copy_(torch.arange(6.0).reshape(2, 3) / 4 - 0.5)
+        model.inner.bias.copy_(torch.tensor([0.25, -0.25]))
+    return model
+
+
 def golden_state() -> dict[str, Any]:
     """A state of every kind, with values that need no random numbers."""
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
@@ -95,7 +116,8 @@ def add_what_save_has_no_option_for(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    holdfast.save(
-        Path(sys.argv[1]), golden_state() | {"typed": typed_values(), "tuned": tuned_model()}, step=42, files=FILES
-    )
+    scaled = scaled_model()
+    program = holdfast.export_program(scaled, (torch.ones(4, 3),), ({0: torch.export.Dim("rows")},))
+    state = golden_state() | {"typed": typed_values(), "tuned": tuned_model(), "scaled": scaled}
+    holdfast.save(Path(sys.argv[1]), state, step=42, files=FILES, program=program)
     add_what_save_has_no_option_for(Path(sys.argv[1]))

@@ -23,6 +23,7 @@ from tests.golden.make import (
     Position,
     Settings,
     golden_state,
+    scaled_model,
     tuned_model,
     typed_values,
 )
@@ -32,7 +33,7 @@ VERSIONS = sorted(path.name for path in HERE.glob("v*"))
 
 
 def test_there_are_golden_checkpoints() -> None:
-    assert {"v1.0", "v1.1", "v1.2"} <= set(VERSIONS)
+    assert {"v1.0", "v1.1", "v1.2", "v1.3"} <= set(VERSIONS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -40,7 +41,7 @@ def test_a_golden_checkpoint_loads_with_its_true_values(version: str) -> None:
     folder = HERE / version
     assert holdfast.open(folder).verify().good
     truth, state = golden_state(), golden_state()
-    if version == "v1.2":
+    if version >= "v1.2":
         state["typed"] = typed_values()
     with torch.no_grad():
         for tensor in [*state["model"].state_dict().values(), *state["odd"].values()]:
@@ -114,6 +115,22 @@ def test_what_version_1_2_added_is_read() -> None:
     assert checkpoint.read_file("tokenizer.json") == FILES["tokenizer.json"]
 
 
+def test_the_program_of_version_1_3_is_read_and_runs() -> None:
+    assert holdfast.open(HERE / "v1.2").program is None
+    program = holdfast.open(HERE / "v1.3").program
+    assert program is not None and program.group == "scaled" and program.symbols == {"rows": (0, None)}
+    module, x = holdfast.load_program(HERE / "v1.3"), torch.arange(15.0).reshape(5, 3) / 8
+    assert torch.equal(module(x), scaled_model()(x))
+
+
+def test_a_reader_of_1_2_finds_nothing_unknown_in_a_checkpoint_with_a_program() -> None:
+    """The promise of minor versions: unknown kinds are refused, so a program has none."""
+    fields = strictjson.loads((HERE / "v1.3" / "holdfast.json").read_bytes(), "manifest")
+    assert {record["kind"] for record in fields["files"].values() if "kind" in record} == {"extra"}
+    kinds_of_1_2 = {"module", "optimizer", "masters", "tensors", "stateful", "adapter", "base", "buffers"}
+    assert {group["kind"] for group in fields["groups"].values()} <= kinds_of_1_2
+
+
 def altered(golden: Path, folder: Path, **changes: object) -> Path:
     """A golden checkpoint with fields of its manifest changed and signed again."""
     shutil.copytree(golden, folder)
@@ -136,7 +153,7 @@ def test_a_newer_major_version_is_refused_with_the_way_out(version: str, tmp_pat
 def test_a_newer_minor_version_with_fields_nobody_knows_is_read(version: str, tmp_path: Path) -> None:
     folder = altered(HERE / version, tmp_path / "newer", version=[1, 99], surprise={"more": [1, 2]})
     assert holdfast.open(folder).verify().good
-    state = golden_state() | ({"typed": typed_values()} if version == "v1.2" else {})
+    state = golden_state() | ({"typed": typed_values()} if version >= "v1.2" else {})
     assert holdfast.load(folder, state).step == 42
 
 
@@ -164,7 +181,7 @@ def test_an_unknown_value_of_a_newer_minor_version_is_unsupported_and_names_the_
     entries = {"later": {"kind": "json", "value": {"a": [{"$later": 1}]}}}
     newer = with_state(HERE / version, tmp_path / "newer", entries, version=[1, 99])
     for use in (lambda: holdfast.load(newer, golden_state()), lambda: holdfast.open(newer).verify()):
-        with pytest.raises(holdfast.Unsupported, match=r"'later' .*'\$later'.*version 1\.99.*knows 1\.2"):
+        with pytest.raises(holdfast.Unsupported, match=r"'later' .*'\$later'.*version 1\.99.*knows 1\.3"):
             use()
     other = with_state(HERE / version, tmp_path / "other", {"later": {"kind": "later", "value": 1}}, version=[1, 99])
     with pytest.raises(holdfast.Unsupported, match=r"'later' is of the unknown kind 'later'.*version 1\.99"):
@@ -236,12 +253,12 @@ def test_a_root_with_steps_of_all_versions_restores_rotates_and_verifies(tmp_pat
         altered(HERE / version, tmp_path / f"step-{step:012d}", step=step, abandons=[])
     live = golden_state() | {"typed": typed_values()}
     with holdfast.Checkpointer(tmp_path, keep=holdfast.keep.last(2)) as ck:
-        assert ck.steps() == [40, 41, 42]
+        assert ck.steps() == [40, 41, 42, 43]
         assert ck.restore(live, step=40, only=["model"]) == 40
-        assert ck.restore(live) == 42
-        ck.save(43, live).result()
-        assert ck.steps() == [42, 43]
-    for step in (42, 43):
+        assert ck.restore(live) == 43
+        ck.save(44, live).result()
+        assert ck.steps() == [43, 44]
+    for step in (43, 44):
         assert holdfast.open(tmp_path / f"step-{step:012d}").verify().good
 
 

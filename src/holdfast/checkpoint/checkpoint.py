@@ -336,7 +336,7 @@ class Checkpoint:
     @cached_property
     def program(self) -> Program | None:
         """The model as a program: plain data, read without torch; None for a checkpoint without one."""
-        if names.PROGRAM not in self.manifest.files:
+        if getattr(self.manifest.files.get(names.PROGRAM), "kind", "extra"):  # before 1.3, a file of a user
             return None
         return Program.from_json(self.read_file(names.PROGRAM), f"{self.path}/{names.PROGRAM}")
 

@@ -6,7 +6,7 @@ It is built together with the plan and sent as JSON to the process that publishe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from holdfast.core.errors import StorageError, Unsupported
 from holdfast.format import strictjson
 from holdfast.format.digest import digest_hex
 from holdfast.format.manifest import BlockRecord, FileRecord, GroupRecord, Manifest
-from holdfast.format.safetensors import encode_index
+from holdfast.format.safetensors import LENGTH_BYTES, encode_index
 from holdfast.layout.placement import Mesh
 from holdfast.plan.files import FilePlan
 from holdfast.plan.state_values import (
@@ -27,6 +27,7 @@ from holdfast.plan.state_values import (
     merge_files,
     merge_plans,
     merge_values,
+    program_files,
     values_from,
 )
 from holdfast.version import __version__
@@ -120,8 +121,10 @@ class Commit:
         """
         rank_values = values_from(values)
         small, extra = self._small_files(rank_values), extra_files(rank_values)
+        program, groups = program_records(program_files(rank_values), self.block_bytes)
         records = file_records(self.files, reports)
         records |= {name: small_file_record(data, self.block_bytes) for name, data in sorted(small.items())}
+        records |= program
         extra = _without_clashes(extra, records)
         records |= {name: small_file_record(data, self.block_bytes, EXTRA) for name, data in sorted(extra.items())}
         writer: dict[str, Any] = {
@@ -141,7 +144,7 @@ class Commit:
             attempt=attempt,
             created=now,
             block_bytes=self.block_bytes,
-            groups=self.groups,
+            groups=self.groups | groups,
             files=records,
             writer=writer,
             metrics=lineage.metrics,
@@ -151,7 +154,7 @@ class Commit:
             bases=merge_bases(rank_values),
             mappings=self.mappings,
         )
-        return manifest, small | extra
+        return manifest, small | program_files(rank_values) | extra
 
     def _small_files(self, values: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
         small = merge_files(values)
@@ -193,6 +196,21 @@ def small_file_record(data: bytes, block_bytes: int, kind: str = "") -> FileReco
         for at in range(0, len(data), block_bytes)
     )
     return FileRecord(len(data), blocks, kind=kind)
+
+
+def program_records(
+    files: Mapping[str, bytes], block_bytes: int
+) -> tuple[dict[str, FileRecord], dict[str, GroupRecord]]:
+    """Return the records of a program's files, and the group of its constants if it has any."""
+    records = {name: small_file_record(data, block_bytes) for name, data in files.items()}
+    groups = {}
+    for name, data in files.items():
+        if names.is_tensor_file(name):
+            header = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+            record = BlockRecord(0, header, digest_hex(data[:header]))
+            records[name] = replace(records[name], header=record)
+            groups[names.PROGRAM_GROUP] = GroupRecord("tensors", (name,), len(data) - header)
+    return records, groups
 
 
 def file_records(files: Iterable[FileFacts], reports: Iterable[BlockReport]) -> dict[str, FileRecord]:

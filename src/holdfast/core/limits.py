@@ -19,6 +19,7 @@ JSON_CONTAINERS = 4_000_000
 MANIFEST_FILES = 100_000
 EXTRA_FILES = 1_000  # that a user publishes with one step
 EXTRA_FILES_BYTES = 64 * MIB
+PROGRAM_CONSTANTS_BYTES = 64 * MIB  # of tensors that a program has and no model
 BLOCKS_PER_FILE = 1_000_000
 
 MAPPING_BYTES = 16 * MIB

@@ -177,7 +177,7 @@ def is_tensor_file(name: str) -> bool:
 
 def is_holdfast_name(name: str) -> bool:
     """Return True for a file name that Holdfast writes, with or without a manifest."""
-    known = (MANIFEST, STATE, "config.json", "generation_config.json", ADAPTER_CONFIG)
+    known = (MANIFEST, STATE, PROGRAM, "config.json", "generation_config.json", ADAPTER_CONFIG)
     base = name.rpartition("/")[2]
     return base in known or is_tensor_file(name) or name.endswith(".safetensors.index.json")
 

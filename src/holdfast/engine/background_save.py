@@ -29,10 +29,11 @@ from holdfast.engine.extra_files import ExtraFileEncoder
 from holdfast.engine.flight import Cargo, Flight, FlightControl, RunSession
 from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.planner import LocalState, Planner, PlanState, ReadyPlan
+from holdfast.engine.program_save import ProgramEncoder
 from holdfast.engine.rank_plan import RankPlan
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.format.digest import digest_hex
-from holdfast.plan.state_values import value_text
+from holdfast.plan.state_values import RankValue, value_text
 from holdfast.writer.arena_card import arena_prefix
 from holdfast.writer.client import WriterClient
 from holdfast.writer.messages import SaveOrder
@@ -78,6 +79,7 @@ class BackgroundSaver:
         self._followed: SaveHandle | None = None  # the write of a restored state, on rank 0
         self._capturer = Capturer()
         self._extra_files = ExtraFileEncoder()
+        self._program = None if options.program is None else ProgramEncoder(options.program)
         prefix = arena_prefix(session.run.key, ranks.rank)
         self._arena = RankArena(prefix, background.arena_limit_bytes, background.deadline_s, self._name_arena)
         self._flights = FlightControl(ranks, session, self._arena)
@@ -228,8 +230,19 @@ class BackgroundSaver:
         own = dict(local.values)
         if request.files:
             own |= self._extra_files.values(request.files)
+        own |= self._program_values(ranks, plan)
         values = value_text(own, plan.agreement.reporters, ranks.rank)
         return Flight(order, handle, Cargo(values, plan.captured_bytes, plan.total_bytes), started)
+
+    def _program_values(self, ranks: Ranks, plan: RankPlan) -> Mapping[str, RankValue]:
+        """Return the files of the program, on rank 0. A step whose program does not fit is saved without it."""
+        if self._program is None or ranks.rank:
+            return {}
+        try:
+            return self._program.values(plan.agreement, self._planner.surveyor.stored_keys)
+        except HoldfastError as error:
+            self._session.warnings.add_once(f"the steps of this run are saved without the program: {error}")
+            return {}
 
     def _capture(self, flight: Flight, ready: ReadyPlan, local: LocalState) -> None:
         """Order the save, and start to copy the state into the arena. Failures fail the handle."""

@@ -29,6 +29,7 @@ from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.engine.checkpoint_plan import CheckpointPlan, plan_checkpoint
 from holdfast.engine.extra_files import ExtraFileEncoder
 from holdfast.engine.options import SaveOptions
+from holdfast.engine.program_save import ProgramEncoder
 from holdfast.engine.survey import Survey, Surveyor
 from holdfast.keep import Policy
 from holdfast.plan.state_values import value_fields
@@ -44,6 +45,7 @@ class BlockingSaver:
         self._storage = storage
         self._options = options = replace(options, whole_files=storage.whole_files)
         self._surveyor = Surveyor(options)
+        self._program = None if options.program is None else ProgramEncoder(options.program)
 
     def keep_names(self, names: Mapping[str, str]) -> None:
         """Write modules under these names: see `Surveyor.keep_names`."""
@@ -66,6 +68,8 @@ class BlockingSaver:
         plan = plan_checkpoint(survey.agreement, self._options, survey.first_replica)
         values = run_on_all_ranks(ranks, lambda: value_fields(survey.values, survey.agreement.reporters, ranks.rank))
         with self._attempt(ranks, folder, plan, lineage) as attempt:
+            if self._program is not None:
+                self._add_program(ranks, survey, values)
             if files and ranks.rank == 0:  # which publishes; other ranks need no bytes of these
                 values[0] |= value_fields(ExtraFileEncoder().values(files), {}, 0)
             reports = self._write(ranks, attempt, plan, survey)
@@ -73,6 +77,16 @@ class BlockingSaver:
         checkpoint = self._open(ranks, folder)
         self._surveyor.warn(ranks)
         return checkpoint
+
+    def _add_program(self, ranks: Ranks, survey: Survey, values: list[dict[str, Any]]) -> None:
+        """Add the files of the program to the values of rank 0; every rank raises if it is of another model."""
+
+        def encode() -> None:
+            if ranks.rank == 0 and self._program is not None:
+                encoded = self._program.values(survey.agreement, self._surveyor.stored_keys)
+                values[0] |= value_fields(encoded, {}, 0)
+
+        run_on_all_ranks(ranks, encode)
 
     def _attempt(
         self, ranks: Ranks, folder: str, plan: CheckpointPlan, lineage: Lineage

@@ -13,6 +13,7 @@ from holdfast.format.manifest import BASE_MODES
 from holdfast.keep import Policy
 from holdfast.mapping.per_module import check_mapping
 from holdfast.plan.contents import KeySelection
+from holdfast.program.model_program import Program
 
 DEADLINE_S = 1800.0
 SILENCE_S = 60.0
@@ -37,6 +38,7 @@ class SaveOptions:
     ignore: Sequence[str] = ()
     base: str | None = None  # of models with adapters: "reference", "full", "none", or as fits
     hub_keys: bool = True  # of transformers models without a mapping, store the names that save_pretrained writes
+    program: Program | None = None  # of the module "model", published with every step
     whole_files: bool = False  # required by the storage: see Storage.whole_files
 
     @property
@@ -50,6 +52,9 @@ class SaveOptions:
         _check_flag("hub_keys", self.hub_keys)
         if self.mapping is not None:
             check_mapping(self.mapping)
+        if self.program is not None and not isinstance(self.program, Program):
+            kind = type(self.program).__name__
+            raise InvalidArgument(f"program={kind}: give what holdfast.export_program(model, example_inputs) returns")
         if (dtype := model_dtype_named(self.model_dtype)) is not None:
             object.__setattr__(self, "model_dtype", dtype.name)
         pairs = self.ties.items() if isinstance(self.ties, Mapping) else [(self.ties,)]

@@ -57,8 +57,17 @@ def load_program(
         raise InvalidArgument("a Program has no weights of its own: give weights=, or device='meta' to load them later")
     if isinstance(given, Checkpoint | str | os.PathLike):
         opened = given if isinstance(given, Checkpoint) else as_torch(open_stored(given))
-        options = LoadOptions(strict=False, verify=verify, cast=cast, device=device, hub_keys=False)
-        report = load_checkpoint(ranks, lambda: opened, {MODEL: module}, options, deadline_s=deadline_s)
+        group = program.group if program.group in opened.groups else MODEL
+        options = LoadOptions(
+            strict=False,
+            verify=verify,
+            cast=cast,
+            device=device,
+            hub_keys=False,
+            mapping={group: program.mapping} if program.mapping else None,
+            reverse=bool(program.mapping),
+        )
+        report = load_checkpoint(ranks, lambda: opened, {group: module}, options, deadline_s=deadline_s)
         _require_all(opened.path, report.missing, report.mismatched)
     else:
         module.take_weights(given, device, cast=cast)

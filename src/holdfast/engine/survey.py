@@ -186,6 +186,11 @@ class Surveyor:
             collected = self.selection.apply(collected)
         return collected if self._stored_keys is None else self._stored_keys.map_items(collected)
 
+    @property
+    def stored_keys(self) -> StoredKeys | None:
+        """How the last survey resolved a mapping; None without one."""
+        return self._stored_keys
+
     def warn(self, ranks: Ranks) -> None:
         """Warn once about replicas that differ, and about notices of the state.
 

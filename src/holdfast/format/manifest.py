@@ -17,7 +17,7 @@ from holdfast.format import strictjson
 from holdfast.format.digest import HEX_DIGITS, digest_hex
 from holdfast.format.dtypes import is_dtype
 
-CURRENT = (1, 2)
+CURRENT = (1, 3)
 BASE_MODES = ("reference", "full", "none")  # how the base model of PEFT adapters is stored
 GROUP_KINDS = frozenset(
     {"module", "optimizer", "masters", "tensors", "stateful", names.ADAPTER, names.BASE, names.BUFFERS}

@@ -20,7 +20,8 @@ from holdfast.layout.placement import Mesh
 from holdfast.plan.subclass_keys import SUBCLASSES, merge_descriptions
 
 TREE, SPLIT_DICT, OPTIMIZER = "tree", "dealt", "optimizer"
-FILE, EXTRA, PLAN, BASE_MODEL = "file", "extra", "plan", "base"
+FILE, EXTRA, PLAN, BASE_MODEL, PROGRAM_FILE = "file", "extra", "plan", "base", "program"
+_NOT_ENTRIES = (FILE, EXTRA, PLAN, BASE_MODEL, PROGRAM_FILE)
 _ABSENT = object()
 
 
@@ -100,9 +101,7 @@ def merge_values(
     each other.
     """
     entries: dict[str, Any] = {}
-    for name in sorted(
-        {name for own in everyone for name, value in own.items() if value.kind not in (FILE, EXTRA, PLAN, BASE_MODEL)}
-    ):
+    for name in sorted({name for own in everyone for name, value in own.items() if value.kind not in _NOT_ENTRIES}):
         values = [own.get(name) for own in everyone]
         kinds = {value.kind for value in values if value is not None}
         if kinds == {OPTIMIZER}:
@@ -119,6 +118,7 @@ def merge_values(
 
 # Prefixes that no other value's name can have.
 FILE_PREFIX, EXTRA_PREFIX, PLAN_PREFIX, BASE_PREFIX = "file:", "extra:", "plan:", "base:"
+PROGRAM_PREFIX = "program:"
 
 
 def merge_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
@@ -134,6 +134,21 @@ def merge_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]
 def extra_value(data: bytes) -> RankValue:
     """Return a file that a user publishes with the step, as a rank's value."""
     return RankValue.of(EXTRA, base64.b64encode(data).decode())
+
+
+def program_file(data: bytes) -> RankValue:
+    """Return a file of the model's program, as a rank's value."""
+    return RankValue.of(PROGRAM_FILE, base64.b64encode(data).decode())
+
+
+def program_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:
+    """Return the files of the model's program: program.json, and the tensors that only the program has."""
+    return {
+        name.removeprefix(PROGRAM_PREFIX): base64.b64decode(value.content)
+        for own in everyone
+        for name, value in own.items()
+        if value.kind == PROGRAM_FILE
+    }
 
 
 def extra_files(everyone: Sequence[Mapping[str, RankValue]]) -> dict[str, bytes]:

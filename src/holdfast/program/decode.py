@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
-from holdfast.core.names import key_problem
+from holdfast.core.names import is_plain, key_problem
 from holdfast.format import strictjson
 from holdfast.format.dtypes import is_dtype
 from holdfast.program import program_limits as most
@@ -45,7 +45,7 @@ _OPERATOR = re.compile(r"aten\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+")
 _SCALARS = frozenset({"int", "float", "bool"})
 _HEAD_FIELDS = frozenset({"format", "version", "writer", "dialect", "training", "symbols", "guards", "specialized"})
 _GRAPH_FIELDS = {"in", "out", "modules", "operators", "inputs", "state", "nodes", "outputs", "mutations"}
-_FIELDS = _HEAD_FIELDS | _GRAPH_FIELDS | {"mapping"}
+_FIELDS = _HEAD_FIELDS | _GRAPH_FIELDS | {"group", "mapping"}
 _NODE_FIELDS = frozenset({"name", "op", "args", "kwargs", "block", "is", "at", "call", "line", "of"})
 
 
@@ -128,6 +128,7 @@ class _FieldReader:
             specialized=tuple(map(self._specialized, self._list(fields["specialized"], most.INPUTS))),
             dialect=fields["dialect"],
             training=fields["training"],
+            group=self._group(fields.get("group", "model")),
             mapping=self._long_text(fields.get("mapping", "")),
             writer=self._texts(fields["writer"]),
         )
@@ -141,6 +142,12 @@ class _FieldReader:
         if not isinstance(data, str) or len(data) > most.TEXT_CHARS:
             raise self._problem(f"not a text of at most {most.TEXT_CHARS} characters")
         return data
+
+    def _group(self, data: Any) -> str:
+        group = self._text(data)
+        if not is_plain(group):
+            raise self._problem(f"{group[:80]!r} is not the name of a group")
+        return group
 
     def _long_text(self, data: Any) -> str:
         if not isinstance(data, str):

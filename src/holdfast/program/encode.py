@@ -39,6 +39,8 @@ def encode_program(program: ProgramData) -> bytes:
         "in": encode_structure(program.input_structure),
         "out": encode_structure(program.output_structure),
     }
+    if program.group != "model":
+        head["group"] = program.group
     if program.mapping:
         head["mapping"] = program.mapping
     lines = [_pair(name, value) for name, value in head.items()]

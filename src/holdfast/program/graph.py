@@ -141,7 +141,8 @@ class ProgramData:
     specialized: tuple[SpecializedSize, ...] = ()
     dialect: str = TRAINING
     training: bool = False
-    mapping: str = ""  # from `key`s to the keys in the files, where a key is not stored under its own name
+    group: str = "model"  # of the weights in the checkpoint
+    mapping: str = ""  # from `key`s to those in the files, where tensors are stored in other shapes
     writer: Mapping[str, str] = field(default_factory=lambda: {"holdfast": __version__})
     constants: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict, compare=False, repr=False)
 
