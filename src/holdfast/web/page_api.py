@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +11,7 @@ from holdfast.format import strictjson
 from holdfast.version import __version__
 from holdfast.web.http_request import BadRequest, HttpRequest
 from holdfast.web.http_response import HttpResponse
+from holdfast.web.known_runs import KnownRuns
 from holdfast.web.layout_view import default_key, layout_fields, mesh_text
 from holdfast.web.open_steps import OpenStep, OpenSteps
 from holdfast.web.page_changes import collect_garbage, tag_step, untag_step
@@ -20,7 +19,7 @@ from holdfast.web.page_jobs import JobTable, PageJob
 from holdfast.web.page_stream import RunFollower, run_events
 from holdfast.web.page_workers import PageWorkers
 from holdfast.web.run_records import RunRecords
-from holdfast.web.run_view import FlightWatch, layout_axes, run_fields, run_summary
+from holdfast.web.run_view import layout_axes, run_fields
 from holdfast.web.served_runs import ServedRoots
 from holdfast.web.static_files import INDEX, read_static
 from holdfast.web.step_view import step_fields, tensor_detail
@@ -29,7 +28,6 @@ from holdfast.web.tensor_statistics import MOST_KEYS, statistics
 from holdfast.web.tree_view import TreeQuery, tree_rows
 from holdfast.web.verify_job import verify_step
 
-_RUNS = 16  # whose records stay in memory
 _MOST_ROWS = 1000
 _MOST_POINTS = 20_000
 _STATISTICS_S, _COMPARE_S, _VERIFY_S, _GC_S = 120.0, 600.0, 3600.0, 3600.0
@@ -43,9 +41,7 @@ class PageApi:
         self._allow_changes = allow_changes
         self._host = host
         self.static = read_static()
-        self._lock = threading.Lock()
-        self._records: OrderedDict[str, RunRecords] = OrderedDict()
-        self._flights: OrderedDict[str, FlightWatch] = OrderedDict()
+        self._known = KnownRuns(roots)
         self.steps = OpenSteps()
         self.jobs = JobTable()
 
@@ -140,31 +136,15 @@ class PageApi:
 
     def runs(self) -> dict[str, Any]:
         """Return the list of runs."""
-        return {"runs": [run_summary(self.records(run.id)) for run in self.roots.list()]}
+        return {"runs": self._known.summaries()}
 
     def records(self, run_id: str) -> RunRecords:
         """Return an up-to-date run."""
-        run = self.roots.get(run_id)
-        with self._lock:
-            records = self._records.get(run_id)
-            if records is None:
-                records = self._records[run_id] = RunRecords(run, self.roots)
-                while len(self._records) > _RUNS:
-                    self._records.popitem(last=False)
-            self._records.move_to_end(run_id)
-        records.refresh()
-        return records
+        return self._known.records(run_id)
 
     def flights(self, run_id: str) -> list[dict[str, Any]]:
         """Return the saves in flight of a run."""
-        run = self.roots.get(run_id)
-        if run.kind == "checkpoint":
-            return []
-        with self._lock:
-            watch = self._flights.setdefault(run_id, FlightWatch(run.storage))
-            while len(self._flights) > _RUNS:
-                self._flights.popitem(last=False)
-        return watch.fields()
+        return self._known.flights(run_id)
 
     def metrics(self, run_id: str, request: HttpRequest) -> dict[str, Any]:
         """Return the metrics that a request names: those of the run's file, or else those saved with its steps."""
