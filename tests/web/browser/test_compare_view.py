@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+import pytest
 
 from tests.web import sample_runs
 from tests.web.browser.served import Served, served
@@ -32,12 +33,14 @@ def test_the_layers_that_changed_are_named_first(window: Window, site: Served) -
     expect(window.section("Layers").locator("tbody tr").first).to_contain_text("3")
 
 
+@pytest.mark.full
 def test_equal_steps_are_said_to_be_equal(window: Window, site: Served) -> None:
     run = site.run_id("branches")
     window.open(compare_route(run, 45, 45))
     expect(window.page.locator(".lede.big")).to_contain_text("Nothing changed: 13 tensors are equal bit for bit.")
 
 
+@pytest.mark.full
 def test_the_fields_choose_other_steps(window: Window, site: Served) -> None:
     run = site.run_id("branches")
     window.open(compare_route(run, 35, 45))
@@ -50,6 +53,7 @@ def test_the_fields_choose_other_steps(window: Window, site: Served) -> None:
     expect(window.page.get_by_text("From step 35 to step 45.")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_hub_folder_is_compared_through_a_mapping(opening, tmp_path: Path) -> None:
     """The step has fused keys, the hub folder separate ones; only the output of layer 1's attention differs."""
     random = np.random.default_rng(0)

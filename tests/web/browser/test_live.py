@@ -61,6 +61,7 @@ def test_a_rank_that_is_killed_in_a_save_stands_out(opening: Callable[..., Any],
         expect(flight).to_be_hidden()
 
 
+@pytest.mark.full
 def test_a_run_in_an_object_store(opening: Callable[..., Any], root: str, server: Server) -> None:
     state = {"w": np.arange(24, dtype=np.float32).reshape(4, 6)}
     holdfast.save(f"{root.partition('?')[0]}/step-000000000010?{root.partition('?')[2]}", {"model": state}, step=10)

@@ -69,7 +69,7 @@ def views(site: Served) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(7)
 @pytest.mark.parametrize("view", ["run", "runs", "step", "layout", "compare"])
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_every_view_is_legible_and_named(opening: Callable[..., Any], site: Served, view: str, scheme: str) -> None:
@@ -104,6 +104,7 @@ def test_the_theme_follows_the_system_and_the_switch(opening: Callable[..., Any]
         assert window.page.evaluate(background) == dark
 
 
+@pytest.mark.full
 def test_motion_is_reduced_when_asked(opening: Callable[..., Any], site: Served) -> None:
     with opening(site.address, reduced_motion="reduce") as window:
         window.open(run_route(site.run_id("branches")))

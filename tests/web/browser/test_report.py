@@ -46,6 +46,7 @@ def test_a_report_opens_from_a_file(opening: Callable[..., Any], report: str) ->
         assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.full
 def test_a_report_of_hostile_names_is_text(opening: Callable[..., Any], report: str) -> None:
     with opening(f"{report}/hostile.html") as window:
         window.open()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.web import sample_runs
 from tests.web.browser.conftest import HOSTILE_NAME
 from tests.web.browser.served import Served, served
@@ -81,6 +83,7 @@ def test_the_table_filters_and_chooses_two_steps(window: Window, site: Served) -
     expect(window.page.get_by_role("heading", level=1, name="What changed")).to_be_visible()
 
 
+@pytest.mark.full
 def test_the_reasons_of_retention_are_named(window: Window, site: Served) -> None:
     window.open(run_route(site.run_id("branches")))
     keeping = window.section("Keeping")
@@ -161,6 +164,7 @@ def test_a_lost_server_is_shown_and_found_again(opening, tmp_path: Path) -> None
                 expect(window.fact("Newest intact")).to_contain_text("step 20")
 
 
+@pytest.mark.full
 def test_the_first_step_of_an_empty_root_appears(opening, tmp_path: Path) -> None:
     root = tmp_path / "fresh"
     root.mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.web.browser.conftest import HOSTILE_NAME
 from tests.web.browser.served import Served
 from tests.web.browser.window import Window, compare_route, expect, run_route, step_route
@@ -37,6 +39,7 @@ def test_control_and_direction_characters_are_visible(window: Window, site: Serv
     assert "\u202e" not in window.page.locator("body").inner_text()
 
 
+@pytest.mark.full
 def test_every_hostile_tensor_opens_with_its_statistics(window: Window, site: Served) -> None:
     run = site.run_id("hostile")
     panel = window.page.get_by_role("complementary", name="The chosen tensor")
@@ -49,6 +52,7 @@ def test_every_hostile_tensor_opens_with_its_statistics(window: Window, site: Se
         expect(panel.get_by_text("values that are not finite")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_comparison_of_a_hostile_checkpoint_is_text(window: Window, site: Served) -> None:
     run = site.run_id("hostile")
     window.open(compare_route(run, STEP, STEP))
@@ -58,6 +62,7 @@ def test_a_comparison_of_a_hostile_checkpoint_is_text(window: Window, site: Serv
     expect(window.section("Added")).to_contain_text("alert(1)")
 
 
+@pytest.mark.full
 def test_a_hostile_address_shows_no_more_than_text(window: Window) -> None:
     window.allow("status of")
     for route in (

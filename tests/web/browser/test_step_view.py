@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.web.browser.served import Served
 from tests.web.browser.window import Window, expect, run_route, step_route
 
@@ -34,6 +36,7 @@ def test_statistics_are_computed_when_asked_for(window: Window, site: Served) ->
     expect(panel.get_by_role("table", name="Histogram").locator("tbody tr")).to_have_count(32)
 
 
+@pytest.mark.full
 def test_back_and_forward_move_between_tensors(window: Window, site: Served) -> None:
     window.open(step_route(site.run_id("branches"), 45) + "?group=model&key=model.embed_tokens.weight")
     heading = window.page.locator(".tensor-panel h3")
@@ -101,6 +104,7 @@ def test_the_layout_follows_the_mesh(window: Window, site: Served) -> None:
     expect(window.section("Restore").get_by_role("row").filter(has_text="rank 7")).to_be_visible()
 
 
+@pytest.mark.full
 def test_a_step_that_is_not_there_is_an_error_with_a_way_out(window: Window, site: Served) -> None:
     window.allow("status of 404")
     window.open(step_route(site.run_id("branches"), 77))
