@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.checkpointer import Checkpointer
     from holdfast.core.events import Event
     from holdfast.core.warnings import HoldfastWarning
+    from holdfast.data.batches import Batches
     from holdfast.ema import EMA
     from holdfast.engine.load_report import LoadReport
     from holdfast.engine.peek import Peek
@@ -67,6 +68,7 @@ _HOMES = {
     "plan_memory": ("holdfast.sizes.memory_plan", "plan_memory"),
     "Mapping": ("holdfast.mapping.program", "Mapping"),
     "EMA": ("holdfast.ema", "EMA"),
+    "Batches": ("holdfast.data.batches", "Batches"),
     "RandomStreams": ("holdfast.random_streams", "RandomStreams"),
     "Event": ("holdfast.core.events", "Event"),
     "FlatShard": ("holdfast.adapters.tensors", "FlatShard"),
@@ -77,6 +79,7 @@ _MODULES = ("keep", "tokens", "when")
 
 __all__ = [
     "EMA",
+    "Batches",
     "Checkpoint",
     "Checkpointer",
     "Damaged",

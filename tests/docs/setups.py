@@ -31,19 +31,6 @@ class Rows(Dataset[torch.Tensor]):
         return self.rows[index]
 
 
-class Loader:
-    """A data loader whose position is saved."""
-
-    def __init__(self) -> None:
-        self.position = 0
-
-    def state_dict(self) -> Names:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: Names) -> None:
-        self.position = state["position"]
-
-
 def hub_model(**sizes: int) -> Any:
     """Return a small Llama of transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,7 +63,8 @@ def training() -> Iterator[Names]:
         "module": model,
         "optimizer": optimizer,
         "scheduler": scheduler,
-        "loader": Loader(),
+        "loader": DataLoader(Rows(8), batch_size=2),
+        "batches": holdfast.Batches(DataLoader(Rows(8), batch_size=2)),
         "state": state,
         "train_step": lambda: 0.0,
         "evaluate": lambda _model: None,

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.train.batch import Batches, derive_batches
+from holdfast.train.batch import BatchSizes, derive_batches
 
 
 def test_any_one_of_the_four_may_be_left_out():
     whole = {"global_batch": 48, "micro_batch": 2, "accumulation": 6, "data_parallel": 4}
-    expected = Batches(48, 48, 1, 1, 48, 2, 6, 4, 1)
+    expected = BatchSizes(48, 48, 1, 1, 48, 2, 6, 4, 1)
     assert derive_batches(**whole) == expected
     for name in whole:
         assert derive_batches(**{key: size for key, size in whole.items() if key != name}) == expected

@@ -110,6 +110,8 @@ def _encode_container(value: Any, path: str, leaf: Leaf | None, keys: Keys) -> A
     hint = "use numbers, strings, bytes, lists, tuples, dicts or tensors"
     if hasattr(kind, "state_dict"):
         hint = "objects with a state_dict are only saved at the top level of the state: give it its own name there"
+    elif kind.__name__ == "DataLoader":
+        hint = "it keeps no position: save holdfast.Batches(loader), and iterate over that"
     raise Unsupported(f"{path}: a value of type {kind.__module__}.{kind.__qualname__} cannot be stored as JSON; {hint}")
 
 

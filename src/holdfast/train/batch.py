@@ -43,7 +43,7 @@ _TRIES = 1000  # values of one size tried in each direction, to suggest a fix in
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchSizes:
     """All batch sizes of a training loop; every product above holds."""
 
     global_batch: int
@@ -83,7 +83,7 @@ def derive_batches(
     mini_batch: int | None = None,
     mini_batches: int | None = None,
     update_epochs: int = 1,
-) -> Batches:
+) -> BatchSizes:
     """Derive all batch sizes; sizes that follow from the others may be left out.
 
     Never rounds: raises InvalidArgument with the conflicting numbers and the nearest valid sizes, or with
@@ -109,7 +109,7 @@ def derive_batches(
     if unknown:
         options = "; ".join(f"{name} ({_MEANINGS[name]})" for name in unknown)
         raise InvalidArgument(f"{_listed(known) or 'no size'} does not determine all batch sizes: add one of {options}")
-    return Batches(**sizes, update_epochs=update_epochs)
+    return BatchSizes(**sizes, update_epochs=update_epochs)
 
 
 class _SizeConflict(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.train.batch import Batches, derive_batches
+from holdfast.train.batch import BatchSizes, derive_batches
 from holdfast.train.checkpoints import CheckpointConfig
 from holdfast.train.data.datasets import DataConfig
 from holdfast.train.layout import Layout
@@ -108,7 +108,7 @@ def read_tables(path: str | Path, sets: Iterable[str] = ()) -> dict[str, Any]:
     return apply_sets(read_toml(text, str(path)), sets)
 
 
-def plan_batches(config: RunConfig) -> Batches:
+def plan_batches(config: RunConfig) -> BatchSizes:
     """Return the batch sizes of a run on its layout; the default is one sequence per forward pass.
 
     A pipeline needs one micro batch per stage, or equal rounds of micro batches if it is interleaved;
@@ -141,7 +141,7 @@ def plan_batches(config: RunConfig) -> Batches:
     return batches
 
 
-def check_run(config: RunConfig, world: int) -> Batches:
+def check_run(config: RunConfig, world: int) -> BatchSizes:
     """Check that a run is valid on `world` ranks, and return its batch sizes.
 
     Raises InvalidArgument, with the nearest valid choices.

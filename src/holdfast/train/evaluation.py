@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.train.batch import Batches
+from holdfast.train.batch import BatchSizes
 from holdfast.train.data.feed import Feed
 from holdfast.train.loss import LossSums
 from holdfast.train.parallel.model_replica import ModelReplica
@@ -16,7 +16,7 @@ from holdfast.train.parallel.model_replica import ModelReplica
 class Evaluation:
     """The loss of a model over a dataset, in batches of the training shape. Collective."""
 
-    def __init__(self, replica: ModelReplica, feed: Feed, batches: Batches, samples: int) -> None:
+    def __init__(self, replica: ModelReplica, feed: Feed, batches: BatchSizes, samples: int) -> None:
         self._replica = replica
         self._feed = feed
         self._batches = batches
@@ -30,7 +30,7 @@ class Evaluation:
         return total
 
 
-def evaluation_shares(samples: int, batches: Batches, data_rank: int) -> Iterator[list[NDArray[np.int64]]]:
+def evaluation_shares(samples: int, batches: BatchSizes, data_rank: int) -> Iterator[list[NDArray[np.int64]]]:
     """Yield this rank's evaluation samples, one global batch at a time, padded with -1.
 
     Every rank yields equally many batches of one shape, because the forward pass is collective.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.train.batch import Batches, derive_batches
+from holdfast.train.batch import BatchSizes, derive_batches
 from holdfast.train.data.samples import Position, sample_indices
 from holdfast.train.data.shuffle import shuffled
 
@@ -48,7 +48,7 @@ def test_a_range_does_not_depend_on_how_it_is_asked_for():
     assert np.array_equal(whole, parts)
 
 
-def _train(position: Position, batches: Batches, steps: int) -> list[int]:
+def _train(position: Position, batches: BatchSizes, steps: int) -> list[int]:
     seen: list[int] = []
     for _ in range(steps):
         for rank in range(batches.data_parallel):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.core.errors import InvalidArgument, Mismatch
-from holdfast.train.batch import Batches
+from holdfast.train.batch import BatchSizes
 from holdfast.train.data.shuffle import shuffled
 
 
@@ -52,17 +52,17 @@ class Position:
         """The number of complete passes over the dataset."""
         return self.consumed_samples // self._length
 
-    def first(self, batches: Batches, data_rank: int) -> int:
+    def first(self, batches: BatchSizes, data_rank: int) -> int:
         """Return the position of this rank's first sample in the next global batch."""
         return self.consumed_samples + data_rank * batches.rank_batch
 
-    def shares(self, batches: Batches, data_rank: int) -> list[NDArray[np.int64]]:
+    def shares(self, batches: BatchSizes, data_rank: int) -> list[NDArray[np.int64]]:
         """Return this data-parallel rank's samples of the next global batch, one array per micro batch."""
         first = self.first(batches, data_rank)
         mine = sample_indices(self._length, self._seed, first, batches.rank_batch)
         return [mine[begin : begin + batches.micro_batch] for begin in range(0, len(mine), batches.micro_batch)]
 
-    def advance(self, batches: Batches) -> None:
+    def advance(self, batches: BatchSizes) -> None:
         """Advance past the global batch just trained on."""
         self.consumed_samples += batches.global_batch
 
