@@ -180,7 +180,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint for reading, without a process group and without torch.
 
     Reads Holdfast checkpoints and those of other tools: Hugging Face folders, torch DCP,
-    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams`. Tensors are read when
-    they are asked for. Raises NotFound, Damaged, or Unsupported for a newer or unknown format.
+    `.pt` and `.bin` files, Paddle's unified and flex checkpoints, `.pdparams`, `.pdiparams` and the programs beside
+    them (`.json`). Tensors are read when they are asked for. Raises NotFound, Damaged, or Unsupported for a newer or
+    unknown format.
     """
     return open_stored(path)

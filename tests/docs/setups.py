@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,13 @@ def training() -> Iterator[Names]:
 def empty() -> Iterator[Names]:
     """Give nothing: the page shows everything."""
     yield {}
+
+
+@contextmanager
+def paddle_program() -> Iterator[Names]:
+    """Give a folder that Paddle exported."""
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "paddle_program" / "mlp", "exported")
+    yield {"holdfast": holdfast}
 
 
 @contextmanager
@@ -334,6 +342,7 @@ def command_line() -> None:
 SETUPS: dict[str, Callable[[], Any]] = {
     "training": training,
     "empty": empty,
+    "paddle program": paddle_program,
     "hub": hub,
     "experts": experts,
     "mapped": mapped,

@@ -22,7 +22,7 @@ BETAS = (0.9, 0.95)
 STEPS = 3
 
 
-def _missing() -> str | None:
+def missing_paddle() -> str | None:
     """Why Paddle cannot be run, if it cannot."""
     if not PYTHON:
         return "needs paddlepaddle in an environment of its own: make interop"
@@ -31,7 +31,7 @@ def _missing() -> str | None:
     return None
 
 
-pytestmark = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
+pytestmark = pytest.mark.skipif(missing_paddle() is not None, reason=missing_paddle() or "")
 
 
 def run_paddle(folder: Path, *arguments: str) -> None:

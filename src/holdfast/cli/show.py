@@ -10,6 +10,7 @@ import click
 
 from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
+from holdfast.cli.shown_program import source_program_fields, source_program_text
 from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.cli.tensor_tree import TreeRow, tree_lines
@@ -38,7 +39,7 @@ def command(path: str, key: str | None, group: str | None, unfold: bool, as_json
     printed once, as 0-31; --all prints each.
 
     PATH is a checkpoint, a root (its newest step is shown), or a checkpoint of another tool: a
-    Hugging Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint.
+    Hugging Face folder, torch DCP, a .pt or .bin file, a Paddle checkpoint or program (.json).
 
     \b
     holdfast show runs/llama                            the newest step
@@ -63,6 +64,8 @@ def command(path: str, key: str | None, group: str | None, unfold: bool, as_json
         _print_group(checkpoint, name, unfold=unfold)
     if group is None:
         _print_values(checkpoint)
+        for index, line in enumerate(source_program_text(checkpoint)):
+            click.echo(("\n" if index == 0 else "") + clean(line))
 
 
 def _tensor(checkpoint: Checkpoint, group: str, key: str) -> tuple[str, list[int], int]:
@@ -87,6 +90,7 @@ def _fields(checkpoint: Checkpoint, groups: list[str]) -> dict[str, Any]:
         "extra_files": _extra_files(manifest),
         "groups": {},
         "values": {name: entry["kind"] for name, entry in checkpoint.state.items()},
+        **source_program_fields(checkpoint),
     }
     for group in groups:
         tensors = {}
@@ -126,7 +130,8 @@ def _print_head(checkpoint: Checkpoint) -> None:
         for text in references(manifest.bases):
             click.echo(clean(f"by reference: {text}"))
     else:
-        click.echo(f"format {checkpoint.format}, without digests" if isinstance(checkpoint, Foreign) else "no digests")
+        what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
+        click.echo(f"{what}not written by Holdfast: no digests")
     for note in checkpoint.notes:
         click.echo(clean(f"note: {note}"))
 

@@ -87,7 +87,8 @@ def _opened(path: _PathLike | Checkpoint | Program) -> tuple[Program, dict[str, 
             "or add one with `holdfast.add_program(path, program)`"
         )
     keys = checkpoint.keys(PROGRAM_GROUP) if PROGRAM_GROUP in checkpoint.groups else []
-    return program, {key: checkpoint.read(key, PROGRAM_GROUP) for key in keys}, checkpoint
+    read = {key: checkpoint.read(key, PROGRAM_GROUP) for key in keys}
+    return program, {**program.constants, **read}, checkpoint
 
 
 def _require_all(path: str, missing: Any, mismatched: Any) -> None:

@@ -18,6 +18,8 @@ from holdfast.layout.box import Box
 from holdfast.plan.contents import Contents, StoredTensor
 from holdfast.plan.files import Place
 from holdfast.plan.recipe import Recipe
+from holdfast.program.model_program import Program
+from holdfast.sources.source_program import SourceProgram
 from holdfast.storage.base import Pin, Readable, Reader
 from holdfast.storage.local import LocalPin
 
@@ -44,6 +46,14 @@ class Folder:
         reader = self.pin.open(name)
         reader.close()
         return reader.size
+
+    def include(self, name: str) -> bool:
+        """Add a neighbor of a single file; returns False if there is none."""
+        try:
+            self.files = {**self.files, name: self._size(name)}
+        except NotFound:
+            return False
+        return True
 
     @property
     def path(self) -> str:
@@ -87,6 +97,7 @@ class ReaderResult:
     left out or is uncertain. `step_at` locates the step if it is a tensor. `read` are files without tensors that
     were read. `partial` says why this is only a part of a model, or is None. `linear_weights` is "in-out" or
     "out-in" if the format defines how weights of linear layers are stored. `virtual` are further files by name.
+    `program` is the program that was exported with the weights.
     """
 
     format: str
@@ -98,6 +109,7 @@ class ReaderResult:
     partial: str | None = None
     linear_weights: str | None = None
     virtual: Mapping[str, VirtualFile] = field(default_factory=dict)
+    program: SourceProgram | None = None
 
 
 class Foreign(Checkpoint):
@@ -169,6 +181,16 @@ class Foreign(Checkpoint):
         return self._result.contents.state
 
     @property
+    def source_program(self) -> SourceProgram | None:
+        """The program that another tool exported with the weights, as its own plain data; None if there is none."""
+        return self._result.program
+
+    @property
+    def program(self) -> Program | None:
+        """The exported program as one that runs; raises Unsupported, with the operators, if it has no counterpart."""
+        return None if self._result.program is None else self._result.program.program
+
+    @property
     def virtual_files(self) -> Mapping[str, VirtualFile]:
         """Files that are not in the folder, by name."""
         return self._result.virtual
@@ -205,15 +227,6 @@ class Foreign(Checkpoint):
         except NotFound:
             return None
         return fields if isinstance(fields, dict) else None
-
-
-def missing_digests(checkpoint: Checkpoint) -> str:
-    """Return why a checkpoint cannot be verified, and what to do: another tool's format has no digests."""
-    kind = f" in the format {checkpoint.format}" if isinstance(checkpoint, Foreign) else ""
-    return (
-        f"{checkpoint.path}: a checkpoint{kind} has no digests to verify; compare it with another one by holdfast "
-        "diff, or convert it with --to holdfast, which writes digests"
-    )
 
 
 def names_code(folder: Folder) -> bool:

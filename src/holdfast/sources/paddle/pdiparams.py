@@ -1,4 +1,4 @@
-"""Read `.pdiparams` of exported models: a stream of unnamed tensors, with names from the program next to it.
+"""Read exports of Paddle: the program in JSON, and `.pdiparams`, a stream of unnamed tensors that it names.
 
 Each tensor has a version, its levels of detail, a version, a description (a protobuf message with dtype and dims)
 and the elements. They are sorted by name; the names are in the program next to the file: `<stem>.json` of Paddle 3,
@@ -10,22 +10,28 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.core import limits
 from holdfast.core.errors import Damaged, NotFound, Unsupported
-from holdfast.format import strictjson
 from holdfast.format.dtypes import DType, dtype_named
 from holdfast.plan.contents import Contents, Group
 from holdfast.plan.files import Place, TensorSpec
 from holdfast.plan.recipe import Recipe
 from holdfast.sources.foreign import Folder, ReaderResult
+from holdfast.sources.paddle.pir.exported_program import read_exported
+from holdfast.sources.paddle.pir.pir_json import PROGRAM_BYTES, is_pir
+from holdfast.sources.paddle.pir.pir_program import PirTensor
 from holdfast.sources.paddle.protobuf import MalformedMessage, ProtobufMessage
+from holdfast.sources.source_program import SourceProgram
 from holdfast.sources.trees.stored_blocks import stored_files
 from holdfast.storage.base import Reader
 
 FORMAT = "paddle inference params"
-_SUFFIX = ".pdiparams"
+FORMAT_ALONE = "paddle program"
+_SUFFIX, _JSON = ".pdiparams", ".json"
+_BEGIN_BYTES = 4096  # of a file, which begins with the mark of a program
+_LEAST_BYTES = 64  # of a program
+_PROGRAMS = 100  # JSON files that are looked into for a program
 _DTYPES = {
     0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8",
     22: "bfloat16", 23: "complex64", 24: "complex128", 32: "float8_e4m3fn", 33: "float8_e5m2",
@@ -46,14 +52,17 @@ class _Stored:
 
 def read_inference(folder: Folder) -> ReaderResult | None:
     """Return the contents of a `.pdiparams` file, or of a folder with one; None if there is none."""
+    single = folder.only is not None and folder.only.endswith(_JSON)
+    if single and not (_has_program(folder, folder.only or "") and folder.include(_weights_of(folder.only or ""))):
+        return _program_alone(folder)
     names = sorted(name for name in folder.files if name.endswith(_SUFFIX) and "/" not in name)
     if not names:
-        return None
+        return _program_alone(folder)
     if len(names) > 1:
         raise Unsupported(f"{folder.path}: several models: {', '.join(names[:10])}; open one of the files")
     name = names[0]
     where = f"{folder.path}/{name}"
-    keys, program = _program(folder, name.removesuffix(_SUFFIX), where)
+    keys, program, source = _program(folder, name.removesuffix(_SUFFIX), where)
     reader = folder.open(name)
     try:
         stored = list(_stream(reader, where))
@@ -66,7 +75,45 @@ def read_inference(folder: Folder) -> ReaderResult | None:
         tensors[key] = Recipe.whole(Place(spec, name, tensor.begin), tensor.shape, tensor.dtype)
     groups = {"model": Group("module", tensors)}
     note = f"names are those of the variables of {program}; linear weights are [in, out], as in Paddle"
-    return ReaderResult(FORMAT, Contents(groups, stored_files(groups.values(), folder.path)), notes=(note,))
+    notes = (note,) if source is None else (note, source.note)
+    contents = Contents(groups, stored_files(groups.values(), folder.path))
+    return ReaderResult(FORMAT, contents, notes=notes, program=source)
+
+
+def _weights_of(program: str) -> str:
+    return program.removesuffix(_JSON) + _SUFFIX
+
+
+def _has_program(folder: Folder, name: str) -> bool:
+    """Return True if the beginning of a file is that of a Paddle program."""
+    return is_pir(folder.read_begin(name, _BEGIN_BYTES))
+
+
+def _program_alone(folder: Folder) -> ReaderResult | None:
+    """Return the contents of a program without weights next to it; None if there is no program."""
+    names = sorted(
+        name for name, size in folder.files.items() if name.endswith(_JSON) and "/" not in name and size >= _LEAST_BYTES
+    )
+    names = [name for name in names if _has_program(folder, name)] if len(names) <= _PROGRAMS else []
+    if not names:
+        return None
+    if len(names) > 1:
+        raise Unsupported(f"{folder.path}: several programs: {', '.join(names[:10])}; open one of the files")
+    where = f"{folder.path}/{names[0]}"
+    source = read_exported(folder.read(names[0], PROGRAM_BYTES), where)
+    if source is None:
+        return None
+    keys = [parameter.key for parameter in source.plain.parameters]
+    note = (
+        f"{where} has no weights"
+        if not keys
+        else (
+            f"the weights of {where} are missing: {len(keys)} tensors, such as {keys[0]!r}, in {_weights_of(names[0])}"
+        )
+    )
+    contents = Contents({"model": Group("module", {})}, ())
+    read = frozenset(names)
+    return ReaderResult(FORMAT_ALONE, contents, notes=(note, source.note), read=read, program=source)
 
 
 def _check(keys: dict[str, Shape | None], stored: list[_Stored], where: str, program: str) -> None:
@@ -135,53 +182,32 @@ def _described(data: bytes, where: str) -> tuple[DType, Shape]:
     return dtype_named(_DTYPES[code]), dims
 
 
-def _program(folder: Folder, stem: str, where: str) -> tuple[dict[str, Shape | None], str]:
-    """Return the parameters of the program next to the file, with their shapes, and the program's file name."""
-    for name, parameters in ((f"{stem}.json", _json_parameters), (f"{stem}.pdmodel", _model_parameters)):
+def _program(folder: Folder, stem: str, where: str) -> tuple[dict[str, Shape | None], str, SourceProgram | None]:
+    """Return the parameters of the program next to the file, with their shapes, its file name, and the program."""
+    for name in (f"{stem}{_JSON}", f"{stem}.pdmodel"):
         try:
             data = folder.read(name, limits.JSON_BYTES)
         except NotFound:
             continue
-        found = parameters(data, f"{folder.path}/{name}")
-        if found is not None:
-            return found, name
+        place = f"{folder.path}/{name}"
+        if not name.endswith(_JSON):
+            return _model_parameters(data, place), name, None
+        source = read_exported(data, place)
+        if source is not None:
+            return _parameters(source), name, source
     raise Unsupported(
         f"{where}: its tensors have no names; put the program saved with it into the same folder, {stem}.json or "
         f"{stem}.pdmodel"
     )
 
 
-def _json_parameters(data: bytes, where: str) -> dict[str, Shape | None] | None:
-    """Return the parameters of a Paddle 3 program; None for other JSON."""
-    program = strictjson.loads(data, where)
-    if not isinstance(program, dict) or (program.get("base_code") or {}).get("magic") != "pir":
-        return None
+def _parameters(source: SourceProgram) -> dict[str, Shape | None]:
+    """Return the parameters of a Paddle 3 program with their shapes, where these are known."""
     out: dict[str, Shape | None] = {}
-    for op in _ops(program.get("program"), where):
-        if op.get("#") == "p":
-            attributes = op.get("A")
-            if not isinstance(attributes, list) or len(attributes) < 4 or not isinstance(attributes[3], str):
-                raise Damaged(f"{where}: a parameter has no name: {str(op)[:100]}")
-            out[attributes[3]] = _json_shape(op.get("O"))
+    for parameter in source.plain.parameters:
+        kind = parameter.type
+        out[parameter.key] = kind.shape if isinstance(kind, PirTensor) and min(kind.shape, default=0) >= 0 else None
     return out
-
-
-def _ops(program: Any, where: str) -> Iterator[dict[str, Any]]:
-    try:
-        for region in program["regions"]:
-            for block in region["blocks"]:
-                yield from block["ops"]
-    except (KeyError, TypeError):
-        raise Damaged(f"{where}: not a program of regions, blocks and ops") from None
-
-
-def _json_shape(output: Any) -> Shape | None:
-    try:
-        dims = output["TT"]["D"][1]
-    except (KeyError, IndexError, TypeError):
-        return None
-    known = isinstance(dims, list) and all(isinstance(size, int) and size >= 0 for size in dims)
-    return tuple(dims) if known else None
 
 
 def _model_parameters(data: bytes, where: str) -> dict[str, Shape | None]:
