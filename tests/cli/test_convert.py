@@ -2,6 +2,7 @@ import argparse
 import io
 import json
 import os
+import time
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,8 @@ import torch
 
 import holdfast
 from holdfast.checkpoint.reading import Loading
+from holdfast.convert.mapping import MappingOptions
+from holdfast.convert.run import ConvertOptions, convert
 from holdfast.core.errors import Damaged, HoldfastError, InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.mapping.program import Mapping
 from holdfast.storage.local import LocalReader
@@ -412,6 +415,57 @@ def test_a_mapping_in_the_wrong_direction_gets_the_other_one_as_a_hint(tmp_path)
     assert "; " + hint in said(tmp_path / "out", *names)
     assert said(tmp_path / "out", "--map", "llama-megatron-dist", "--reverse").endswith(f"{hint} (without --reverse)")
     assert said(tmp_path / "out", "--map", "from-megatron-dist").endswith("did you mean --map megatron-dist?")
+
+
+def test_the_way_back_says_how_rows_are_padded(tmp_path):
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    out, names = tmp_path / "out", ("--map", "llama-from-megatron-dist")
+    done = call("convert", source, out, "--to", "hf", "--config", hub, *names)
+    assert "resize-vocab" not in done.output
+    done = call("convert", out, tmp_path / "back", "--to", "dcp", "--map", "llama-megatron-dist")
+    assert (
+        done.exit_code == 0 and "note: embedding.word_embeddings.weight and output_layer.weight: 61 ro" in done.output
+    )
+    done = call("convert", out, tmp_path / "reverse", *names, "--reverse")
+    assert done.exit_code == 0 and "holdfast resize-vocab SRC PADDED --size 61 --pad-to N" in done.output
+    assert call("resize-vocab", out, tmp_path / "padded", "--size", 61, "--pad-to", 1024).exit_code == 0
+    done = call("convert", tmp_path / "padded", tmp_path / "whole", "--map", "llama-megatron-dist")
+    assert done.exit_code == 0 and "resize-vocab" not in done.output
+    done = call("convert", out, tmp_path / "fused", "--map", "llama-fused")
+    assert done.exit_code == 0 and "resize-vocab" not in done.output
+
+
+def test_the_step_that_was_read_is_named(tmp_path, run):
+    root = write_run(tmp_path / "megatron", 50, 100)
+    done = call("convert", root, tmp_path / "a", "--to", "dcp", "--step", 50)
+    assert f"\nread {root}/iter_0000050\nwrote {tmp_path}/a: " in done.output
+    assert f"read {run}/step-000000000100\n" in call("convert", run, tmp_path / "b", "--only", "model").output
+    assert "read " not in call("convert", tmp_path / "b", tmp_path / "c").output
+    found = json.loads(call("convert", run, tmp_path / "d", "--only", "model", "--json").output)
+    assert found["source"] == f"{run}/step-000000000100"
+
+
+def test_waiting_for_a_library_is_no_part_of_the_rate(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="what is waited for")
+    source, hub = write_iteration(tmp_path / "iter_0000100"), write_hub(tmp_path / "hub")
+    waits = []
+
+    def compared(contents, selected, config, name, on_wait):
+        on_wait()
+        time.sleep(1.2)
+
+    monkeypatch.setattr("holdfast.convert.run.check_model", compared)
+    options = ConvertOptions(
+        "hf", mapping=MappingOptions("llama-from-megatron-dist", config=CONFIG), on_wait=waits.append
+    )
+    began = time.monotonic()
+    done = convert(source, tmp_path / "out", options)
+    took_s = time.monotonic() - began
+    assert waits == ["comparing with transformers' model"]
+    assert done.waits["comparing with transformers' model"] >= 1.2 and done.seconds <= took_s - 1.2
+    names = ("--to", "hf", "--map", "llama-from-megatron-dist", "--config", hub)
+    line = call("convert", source, tmp_path / "b", *names).output.splitlines()[-2]
+    assert line.startswith("wrote ") and ", after 1." in line and line.endswith(" s comparing with transformers' model")
 
 
 def test_the_way_back_refuses_a_config_that_is_not_the_sources(tmp_path):

@@ -137,7 +137,7 @@ def test_an_unknown_key_is_not_found(step):
 def test_a_hugging_face_folder_is_shown(tmp_path):
     safetensors.numpy.save_file({"a.b": np.ones((2, 2), np.float16)}, tmp_path / "model.safetensors")
     output = call("show", tmp_path).output
-    assert "not written by Holdfast: no digests" in output
+    assert "format Hugging Face, without digests" in output
     assert "    b  float16[2, 2]  8 B" in output
 
 

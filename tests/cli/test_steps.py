@@ -9,6 +9,7 @@ from holdfast.cli.steps import folder_of_step, with_full_step_name
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.core.names import step_folder
 from tests.cli.calls import call
+from tests.convert.megatron import write_run
 
 
 def shown_step(*arguments):
@@ -57,6 +58,25 @@ def test_diff_takes_the_same_step_of_two_runs_and_short_names(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     assert call("diff", run, other, "--step", 10).output.endswith("the same\n")
     assert call("diff", run / "step-2", other / "step-100").exit_code == 1
+
+
+def test_diff_takes_a_step_for_each_path(run):
+    def compared(*steps):
+        options = [text for step in steps for text in ("--step", step)]
+        found = json.loads(call("diff", run, run, *options, "--json").output)
+        return [found["first"].rpartition("-")[2].lstrip("0"), found["second"].rpartition("-")[2].lstrip("0")]
+
+    assert compared(2, 10) == ["2", "10"] and compared(10, 2) == ["10", "2"] and compared(10) == ["10", "10"]
+    assert compared() == ["100", "100"]
+    assert call("diff", run, run, "--step", 1, "--step", 2, "--step", 3).exit_code == 2
+
+
+def test_iterations_of_megatron_have_the_names_of_steps_too(tmp_path):
+    root = write_run(tmp_path / "megatron", 500, 1000)
+    assert shown_step(root / "step-500") == 500 and shown_step(root, "--step", 1000) == 1000
+    found = json.loads(call("diff", root, root, "--step", 500, "--step", 1000, "--json").output)
+    assert [found["first"], found["second"]] == [f"{root}/iter_0000500", f"{root}/iter_0001000"]
+    assert with_full_step_name(f"{root}/step-7") == f"{root}/step-7"
 
 
 def test_convert_and_size_take_a_step(run, tmp_path):

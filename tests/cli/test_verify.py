@@ -135,7 +135,12 @@ def test_a_folder_without_digests_cannot_be_verified(tmp_path):
     safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "model.safetensors")
     error = call("verify", tmp_path).exception
     assert isinstance(error, NotFound)
-    assert "not written by Holdfast and has no digests" in str(error)
+    assert str(error) == (
+        f"{tmp_path}: a checkpoint in the format Hugging Face has no digests to verify; compare it with another one by "
+        "holdfast diff, or convert it with --to holdfast, which writes digests"
+    )
+    assert call("convert", tmp_path, tmp_path.with_name("b")).exit_code == 0
+    assert call("verify", tmp_path.with_name("b")).exit_code == 0
 
 
 def test_a_folder_without_a_checkpoint_is_not_found(tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from holdfast.convert.megatron_extras import leads_to_hub, without_extras
+from holdfast.convert.megatron_extras import leads_to_hub, padding_note, without_extras
 from holdfast.format.dtypes import dtype_named
 from holdfast.mapping.program import Mapping
 from holdfast.mapping.syntax.statement import Sized
@@ -63,3 +63,17 @@ def test_extra_states_are_dropped_whatever_their_names():
     assert set(found.compile(stored).recipes) == {"w"}
     assert notes == ("dropped 2 _extra_state of Megatron's layers, which the hub's models do not have",)
     assert np.prod(stored["d._extra_state"].shape) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [(1000, "1000 rows; Megatron pads"), (32000, "32000 rows, which by default fits a tensor-parallel size of 2; Meg"),
+     (128, "fits a tensor-parallel size of 1"), (512, "fits a tensor-parallel size of 4"), (2048, None)],
+)  # fmt: skip
+def test_rows_that_a_run_may_pad_are_noted(rows, says):
+    note = padding_note(specs(embedding=rows, output=rows))
+    assert (note is None) if says is None else (says in note)
+    if note is not None:
+        assert note.startswith("embedding.word_embeddings.weight and output_layer.weight: ")
+        assert f"holdfast resize-vocab SRC PADDED --size {rows} --pad-to N" in note
+    assert padding_note(specs(other=1000)) is None

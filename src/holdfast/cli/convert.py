@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli.launched import report_on_first_rank
 from holdfast.cli.render import clean, count, print_json, print_table, size_text, written_text
-from holdfast.cli.steps import CheckpointPath, step_option
+from holdfast.cli.steps import CheckpointPath, is_step_folder, step_option
 from holdfast.convert.config_from_args import FROM_ARGS
 from holdfast.convert.destination import DestinationFolder
 from holdfast.convert.mapping import MappingOptions
@@ -163,6 +163,7 @@ def command(
             uint16=uint16,
             dequantize=dequantize,
             quantize=None if quantize is None else QuantizeOptions(quantize, unquantized),
+            on_wait=_show_wait if rank == 0 else lambda text: None,
         )
         if dry_run:
             if rank == 0:
@@ -211,10 +212,14 @@ def _is_loadable(done: Converted, options: ConvertOptions) -> bool:
     return done.ready and hub_names and "config.json" in storage.files(folder)
 
 
+def _show_wait(text: str) -> None:
+    """Say what takes seconds before anything is written, to somebody who is waiting."""
+    if sys.stderr.isatty():
+        click.echo(f"{text}, which takes some seconds ...", err=True)
+
+
 def _convert(source: str, destination: str, options: ConvertOptions, ranks: Ranks) -> Converted:
     def show_progress(total: int) -> Any:
-        if options.to == "dcp" and ranks.rank == 0 and sys.stderr.isatty():
-            click.echo("torch writes the checkpoint and needs a few seconds to start", err=True)
         return progress_bar("converting", total // ranks.world if ranks.rank == 0 else 0)
 
     return convert(source, destination, options, ranks, show_progress)
@@ -226,7 +231,10 @@ def _print_result(done: Converted, *, as_json: bool, loadable: bool) -> None:
         return
     for note in done.notes:
         click.echo(clean(f"note: {note}"))
-    click.echo(clean(f"wrote {done.path}: {written_text(done)}"))
+    if is_step_folder(done.source):
+        click.echo(clean(f"read {done.source}"))
+    waits = "".join(f", after {seconds:.1f} s {label}" for label, seconds in done.waits.items())
+    click.echo(clean(f"wrote {done.path}: {written_text(done)}{waits}"))
     if loadable and done.format in _HINTS:
         click.echo(clean(f"open it with: {_HINTS[done.format].format(path=done.path)}"))
 

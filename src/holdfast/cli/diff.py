@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 
 import click
 
 from holdfast.checkpoint.differences import Difference, compare_groups, compare_state
 from holdfast.cli.render import clean, count, open_path, print_json
-from holdfast.cli.steps import CheckpointPath, step_option
+from holdfast.cli.steps import CheckpointPath, two_steps_option
 from holdfast.core.errors import NotFound
 from holdfast.core.terminal import progress_bar
 
@@ -16,18 +17,20 @@ from holdfast.core.terminal import progress_bar
 @click.command("diff", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("first", type=CheckpointPath())
 @click.argument("second", type=CheckpointPath())
-@step_option
+@two_steps_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--group", "chosen", multiple=True, help="Compare this group only; may be given more than once.")
 def command(first: str, second: str, as_json: bool, chosen: tuple[str, ...]) -> None:
     """Compare the checkpoints FIRST and SECOND, regardless of the meshes that wrote them.
 
-    Exit code 0 if the contents are equal, 1 if they differ. Files with equal recorded digests
+    FIRST and SECOND may be roots, Megatron's too. --step N is for both, --step N --step M for one
+    each. Exit code 0 if the contents are equal, 1 if they differ. Files with equal recorded digests
     are not read. Use `holdfast verify` to check their bytes.
 
     \b
     holdfast diff runs/a/step-40 runs/a/step-50     two steps of a run
     holdfast diff runs/a runs/b --step 40           the same step of two runs
+    holdfast diff run run --step 500 --step 1000    two iterations of a Megatron run
     holdfast diff runs/a runs/b --group model       the newest steps, only the model
     """
     one, two = open_path(first), open_path(second)
@@ -40,12 +43,20 @@ def command(first: str, second: str, as_json: bool, chosen: tuple[str, ...]) -> 
         if not chosen:
             differences += compare_state(one, two)
     if as_json:
-        print_json({"same": not differences, "differences": [asdict(difference) for difference in differences]})
+        listed = [asdict(difference) for difference in differences]
+        print_json({"first": one.path, "second": two.path, "same": not differences, "differences": listed})
     else:
+        click.echo(clean(f"first:  {one.path}\nsecond: {two.path}", keep="\n"))
+        if _is_same_folder(one.path, two.path):
+            click.echo("note: both are the same folder")
         for difference in differences:
             click.echo(_format(difference))
         click.echo("the same" if not differences else count(len(differences), "difference"))
     raise click.exceptions.Exit(1 if differences else 0)
+
+
+def _is_same_folder(first: str, second: str) -> bool:
+    return first == second or ("://" not in first + second and os.path.realpath(first) == os.path.realpath(second))
 
 
 def _format(difference: Difference) -> str:

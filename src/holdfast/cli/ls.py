@@ -12,6 +12,7 @@ from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
 from holdfast.core.names import set_aside_kind
 from holdfast.storage import Storage, is_checkpoint, shared_storage_at
+from holdfast.storage.base import SharedStorage
 
 _METRICS = 6  # columns; --json has all
 
@@ -23,8 +24,8 @@ def command(root: str, as_json: bool) -> None:
     """List the checkpoints under ROOT, oldest first.
 
     Metrics that were saved with a step have a column each; tags are in the notes. Steps that were
-    set aside come last. Only manifests are read. A step with a damaged manifest
-    is listed with the reason. Use `holdfast verify` to check the tensors.
+    set aside come last. Only manifests are read. A step with a damaged manifest is listed with the
+    reason. Of a Megatron run, the iterations are listed. Use `holdfast verify` to check the tensors.
 
     \b
     holdfast ls runs/llama
@@ -35,6 +36,8 @@ def command(root: str, as_json: bool) -> None:
     catalog.scan()
     steps, aside = catalog.steps, catalog.set_aside
     notes = _notes(storage, steps, aside)
+    if not steps and not aside and _list_iterations(storage, as_json=as_json):
+        return
     if as_json:
         print_json([_fields(entry, notes) for entry in (*steps, *aside)])
         return
@@ -45,6 +48,18 @@ def command(root: str, as_json: bool) -> None:
     headers = ["step", "size", "written", "by", "groups", *metrics, *(["notes"] if notes else [])]
     rows = [_row(entry, notes, metrics) for entry in (*steps, *aside)]
     print_table(headers, rows, right=(0, 1, *range(5, 5 + len(metrics))))
+
+
+def _list_iterations(storage: SharedStorage, *, as_json: bool) -> bool:
+    """List the iterations of a Megatron run. Returns False for another folder."""
+    from holdfast.cli.megatron_iterations import iterations_of, print_iterations  # imports the readers of formats
+
+    iterations = iterations_of(storage)
+    if iterations and as_json:
+        print_json(iterations)
+    elif iterations:
+        print_iterations(iterations)
+    return bool(iterations)
 
 
 def _hint(root: str, storage: Storage) -> str:

@@ -130,8 +130,7 @@ def _print_head(checkpoint: Checkpoint) -> None:
         for text in references(manifest.bases):
             click.echo(clean(f"by reference: {text}"))
     else:
-        what = f"{checkpoint.format}, " if isinstance(checkpoint, Foreign) else ""
-        click.echo(f"{what}not written by Holdfast: no digests")
+        click.echo(f"format {checkpoint.format}, without digests" if isinstance(checkpoint, Foreign) else "no digests")
     for note in checkpoint.notes:
         click.echo(clean(f"note: {note}"))
 

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from holdfast.checkpoint.catalog import living_steps
 from holdfast.core.errors import InvalidArgument, NotFound
-from holdfast.core.names import iteration_step, step_folder
+from holdfast.core.names import folder_step, iteration_step, step_folder
 from holdfast.storage import is_checkpoint, shared_storage_at
 from holdfast.storage.base import SharedStorage
 
@@ -27,15 +27,20 @@ class CheckpointPath(click.ParamType):  # type: ignore[type-arg]  # generic from
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         path = str(value)
-        step = None if ctx is None else ctx.meta.get(_STEP)
-        return with_full_step_name(path) if step is None else folder_of_step(path, step)
+        steps = () if ctx is None else ctx.meta.get(_STEP, ())
+        if not steps:
+            return with_full_step_name(path)
+        is_second = param is not None and param.name == "second"
+        return folder_of_step(path, steps[-1] if is_second else steps[0])
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
 
 
-def _keep(ctx: click.Context, param: click.Parameter, step: int | None) -> None:
-    ctx.meta[_STEP] = step
+def _keep(ctx: click.Context, param: click.Parameter, steps: int | tuple[int, ...] | None) -> None:
+    ctx.meta[_STEP] = steps if isinstance(steps, tuple) else () if steps is None else (steps,)
+    if len(ctx.meta[_STEP]) > 2:
+        raise click.BadParameter("at most two steps, one for each path", ctx, param)
 
 
 # Read before the paths, whose type applies it.
@@ -50,13 +55,33 @@ step_option = click.option(
 )
 
 
+# Of a command with the arguments FIRST and SECOND.
+two_steps_option = click.option(
+    "--step",
+    type=click.IntRange(0),
+    multiple=True,
+    callback=_keep,
+    expose_value=False,
+    is_eager=True,
+    metavar="N",
+    help="Use step N of a root; given twice, one for each path. [default: the newest]",
+)
+
+
 def with_full_step_name(path: str) -> str:
-    """Write out the name of a step's folder: step-40 as step-000000000040, unless there is a folder step-40."""
+    """Write out the name of a step's folder, unless there is a folder step-40.
+
+    step-40 is step-000000000040, or iter_0000040 of a Megatron run.
+    """
     match = _SHORT.fullmatch(path)
     if match is None:
         return path
-    full = f"{match['root'] or ''}{step_folder(int(match['step']))}{match['options']}"
-    return path if full == path or _exists(path) or not _exists(full) else full
+    step = int(match["step"])
+    names = (step_folder(step), f"iter_{step:07d}")
+    full = [f"{match['root'] or ''}{name}{match['options']}" for name in names]
+    if path in full or _exists(path):
+        return path
+    return next((other for other in full if _exists(other)), path)
 
 
 def _exists(path: str) -> bool:
@@ -81,6 +106,12 @@ def folder_of_step(path: str, step: int) -> str:
     if folder is None:
         raise NotFound(f"{path} has no step {step}; {_steps_text(storage, sorted(iterations))}")
     return f"{plain.rstrip('/')}/{folder}{mark}{options}"
+
+
+def is_step_folder(path: str) -> bool:
+    """Return True for the folder of a step or of an iteration of Megatron, which a root or --step may stand for."""
+    name = path.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return folder_step(name) is not None or iteration_step(name) is not None
 
 
 def _steps_text(storage: SharedStorage, iterations: list[int]) -> str:

@@ -14,6 +14,7 @@ from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.core.errors import NotFound, Untrusted
 from holdfast.core.names import MANIFEST
 from holdfast.core.terminal import progress_bar
+from holdfast.sources.foreign import missing_digests
 from holdfast.storage import Storage, is_checkpoint, storage_at
 
 
@@ -24,7 +25,8 @@ from holdfast.storage import Storage, is_checkpoint, storage_at
 def command(path: str, as_json: bool) -> None:
     """Read every byte of the checkpoint at PATH and check every digest.
 
-    If PATH is a root, all its steps are verified. Exit code 0 if everything is good, 1 if
+    If PATH is a root, all its steps are verified. Only Holdfast's own format has digests: folders of
+    Hugging Face, torch and others, also those that convert writes, do not. Exit code 0 if everything is good, 1 if
     anything is damaged. All damage is reported, with the affected tensors.
 
     \b
@@ -59,7 +61,7 @@ def _verify_step(entry: Committed, root: Storage) -> dict[str, Any]:
 
 def _verify(checkpoint: Checkpoint) -> dict[str, Any]:
     if not checkpoint.manifest.writer:
-        raise NotFound(f"{checkpoint.path} was not written by Holdfast and has no digests to verify")
+        raise NotFound(missing_digests(checkpoint))
     with progress_bar("verifying", checkpoint.manifest.total_bytes) as advance:
         report = checkpoint.verify(advance)
     facts = {"path": checkpoint.path, "good": report.good, "files": report.files, "bytes": report.bytes}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from holdfast.core.errors import InvalidArgument, Mismatch
@@ -35,11 +36,17 @@ class _Differences:
     shapes: list[str]
 
 
-def check_model(contents: Contents, selected: Contents, config: Config, name: str = "config.json") -> None:
+def check_model(
+    contents: Contents,
+    selected: Contents,
+    config: Config,
+    name: str = "config.json",
+    on_wait: Callable[[], None] = lambda: None,
+) -> None:
     """Raise Mismatch if a mapped model is not that of its config.json. Models of custom code are not compared.
 
     `selected` are the contents that are written: a key that the user removed is no unexpected one. `name` is the
-    file that the config is from.
+    file that the config is from. `on_wait` is called before transformers is imported.
     """
     group = contents.groups.get("model")
     if group is None or config.get("auto_map"):
@@ -49,7 +56,7 @@ def check_model(contents: Contents, selected: Contents, config: Config, name: st
         return
     scales = {key for weight in quantized for key in weight.companions}
     stored = {key: shape for key, shape in _written_shapes(group, config).items() if key not in scales}
-    found = _by_transformers(stored, config)
+    found = _by_transformers(stored, config, on_wait)
     if found is None:
         found = _Differences(list(_missing_head(stored, config)), [], list(_other_widths(stored, config)))
     if "model" in selected.groups:
@@ -59,7 +66,9 @@ def check_model(contents: Contents, selected: Contents, config: Config, name: st
         raise Mismatch(_message(found, config, name))
 
 
-def unknown_names(contents: Contents, config: Config, name: str = "config.json") -> str | None:
+def unknown_names(
+    contents: Contents, config: Config, name: str = "config.json", on_wait: Callable[[], None] = lambda: None
+) -> str | None:
     """Return what is wrong if no weight has a name of the model of its config.json; None if any has.
 
     For weights that no mapping gave their names. A part of a model is not refused: from_pretrained reports it.
@@ -68,7 +77,7 @@ def unknown_names(contents: Contents, config: Config, name: str = "config.json")
     if group is None or not group.tensors or config.get("auto_map"):
         return None
     stored = _written_shapes(group, config)
-    found = _by_transformers(stored, config)
+    found = _by_transformers(stored, config, on_wait)
     if found is None or found.shapes or len(found.unexpected) < len(stored):
         return None
     return (
@@ -111,8 +120,11 @@ def _some(keys: Collection[str]) -> str:
     return ", ".join(list(keys)[:_NAMED]) + more
 
 
-def _by_transformers(stored: Mapping[str, Shape], config: Config) -> _Differences | None:
+def _by_transformers(stored: Mapping[str, Shape], config: Config, on_wait: Callable[[], None]) -> _Differences | None:
     """Return what transformers would report; None if it is not installed, or does not know the model."""
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        return None
+    on_wait()
     try:
         import transformers
     except ImportError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.convert.megatron_config import check_config, check_given, check_values
-from holdfast.convert.megatron_extras import leads_to_hub, without_extras
+from holdfast.convert.megatron_extras import leads_to_hub, padding_note, without_extras
 from holdfast.convert.megatron_names import has_hub_names, has_megatron_names, mapping_hint
 from holdfast.convert.select import is_model
 from holdfast.core.errors import Damaged, InvalidArgument, Mismatch, Unsupported
@@ -65,7 +65,13 @@ def map_source(contents: Contents, options: MappingOptions, side_files: Mapping[
             raise Unsupported(f"{kept}: the mapping keeps the initial value, but a conversion has none; remove `_ ->`")
         contents = result.contents
         same += result.equal_scalars
+        note = padding_note(contents.groups[module].tensors) if _leads_to_megatron(options) else None
+        notes = notes if note is None else (*notes, note)
     return MappedSource(contents, tuple(same), notes)
+
+
+def _leads_to_megatron(options: MappingOptions) -> bool:
+    return leads_to_hub(options.written, reverse=options.reverse) is False and "megatron" in options.written
 
 
 def _other_mapping(keys: Collection[str], options: MappingOptions, side_files: Mapping[str, bytes]) -> str:

@@ -17,6 +17,7 @@ from holdfast.mapping.syntax.statement import Key, Spec, Statement
 
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 _EXTRA_STATE = "._extra_state"
+_DIVISIBLE, _RANKS = 128, 8  # Megatron's default of --make-vocab-size-divisible-by; ranks of a usual host
 _USUAL_PADDING = 0.1  # of all rows: a larger share may be tokens, and vocab_size a wrong number
 
 
@@ -51,6 +52,24 @@ def without_extras(
         else:
             statements.append(statement)
     return replace(program, statements=(*dropped, *statements)), tuple(notes)
+
+
+def padding_note(keys: Mapping[str, Spec]) -> str | None:
+    """Return a note about the rows of a vocabulary on the way to Megatron, which may pad them; None for many paddings.
+
+    Rows that divide by 128, Megatron's default, fit small tensor-parallel sizes, and by 1024 most of them.
+    """
+    names = [name for name in _VOCABULARY if name in keys]
+    rows = keys[names[0]].shape[0] if names else 0
+    if rows % (_DIVISIBLE * _RANKS) == 0:
+        return None
+    size = next((size for size in (4, 2, 1) if rows % (_DIVISIBLE * size) == 0), 0)
+    fits = f", which by default fits a tensor-parallel size of {size}" if size else ""
+    return (
+        f"{' and '.join(names)}: {rows} rows{fits}; Megatron pads them to a multiple of "
+        f"--make-vocab-size-divisible-by ({_DIVISIBLE}) x its tensor-parallel size: if the run has more rows, first "
+        f"holdfast resize-vocab SRC PADDED --size {rows} --pad-to N, with that product for N, and convert PADDED"
+    )
 
 
 def _cut_note(name: str, size: int, rows: int) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.checkpoint.attempt import Attempt
 from holdfast.checkpoint.checkpoint import Checkpoint
@@ -59,6 +59,16 @@ from holdfast.sources.paddle.to_paddle import as_paddle
 from holdfast.sources.raw_bits import as_bfloat16, reject_unknown_uint16
 from holdfast.storage.local import LocalStorage
 
+_COMPARING = "comparing with transformers' model"
+_IMPORTING = "importing torch"
+_SHORT_S = 0.5  # shorter waits count as a part of the conversion
+T = TypeVar("T")
+_UNOPENED = "names as they are in the source, with which from_pretrained opens nothing: config.json is left out"
+
+
+def _ignore(text: str) -> None:
+    """Report nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
@@ -78,12 +88,16 @@ class ConvertOptions:
     uint16: str | None = None  # dtype of weights stored as uint16: "bfloat16" (raw bits) or "uint16"
     dequantize: str | None = None  # the dtype of weights that are stored with scales
     quantize: QuantizeOptions | None = None
+    on_wait: Callable[[str], None] = _ignore  # called with what takes seconds before anything is written
     recode: Callable[[Checkpoint, Mapping[str, bytes]], Recoded] | None = None  # another change of the source's tensors
+
+    def on_compare(self) -> None:
+        self.on_wait(_COMPARING)
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The result of a conversion."""
+    """The result of a conversion. `seconds` are without those of `waits`: imports and comparisons ahead of it."""
 
     path: str
     format: str
@@ -92,9 +106,8 @@ class Converted:
     seconds: float
     notes: tuple[str, ...]
     ready: bool = True  # whether the weights fit the format's library
-
-
-_UNOPENED = "names as they are in the source, with which from_pretrained opens nothing: config.json is left out"
+    source: str = ""  # the path of the step that was read
+    waits: Mapping[str, float] = field(default_factory=dict)  # seconds, by what took them
 
 
 class Conversion:
@@ -103,6 +116,7 @@ class Conversion:
     def __init__(self, source: Checkpoint, options: ConvertOptions, step: int | None = None) -> None:
         """Plan the conversion. `step` is the step of the destination; None keeps the source's step."""
         sink = sink_named(options.to)
+        self.waits: dict[str, float] = {}
         if isinstance(source, Foreign) and source.partial is not None:
             raise Unsupported(f"{source.path} cannot be converted: it is {source.partial}")
         dtype = None if options.dtype is None else model_dtype(options.dtype)
@@ -119,7 +133,7 @@ class Conversion:
             check_transposes(self.source.contents, contents)
         oriented = self._oriented(contents)
         contents, self.ready = oriented.contents, oriented.ready
-        unknown = _unknown_names(source, contents, small, options)
+        unknown = self._waiting(_COMPARING, lambda: _unknown_names(source, contents, small, options))
         if unknown is not None and options.to == "hf":
             if not options.keep_names:
                 raise Unsupported(f"{unknown} (--keep-names writes the names as they are, without config.json)")
@@ -132,7 +146,8 @@ class Conversion:
         check_scales_kept(contents, selected)
         config = config_of(small)
         if options.to == "hf" and config is not None and makes_hub_names(self.source.contents, options.mapping):
-            check_model(contents, selected, config, options.mapping.config_name)
+            name, model = options.mapping.config_name, config
+            self._waiting(_COMPARING, lambda: check_model(contents, selected, model, name, options.on_compare))
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
         self.contents = contents if step is None else replace(contents, step=step)
@@ -169,6 +184,13 @@ class Conversion:
         stored = self.source.linear_weights if isinstance(self.source, Foreign) else None
         return hub_oriented(contents, config, options.to, stored, stated)
 
+    def _waiting(self, label: str, work: Callable[[], T]) -> T:
+        """Do work that may take seconds to import a library, report it, and keep the time apart."""
+        began = time.monotonic()
+        result = work()
+        self.waits[label] = self.waits.get(label, 0.0) + time.monotonic() - began
+        return result
+
     def explain(self) -> tuple[str, ...]:
         """Describe the mapping, one line for each target."""
         return explain_mapping(self.source.contents, self.options.mapping, self._small)
@@ -198,6 +220,9 @@ class Conversion:
     def _write_by_sink(self, ranks: Ranks, attempt: Attempt, progress: Progress) -> None:
         assert self.output.write is not None
         storage = attempt.storage
+        if self.output.prepare is not None:
+            self.options.on_wait(_IMPORTING)
+            self._waiting(_IMPORTING, self.output.prepare)
         if not isinstance(storage, LocalStorage):
             raise Unsupported(f"{storage.name}: the format {self.options.to} can only be written to a local folder")
         reader = BoxReader(self.source, self.source.contents.files, verify=self.options.verify)
@@ -258,7 +283,7 @@ def _unknown_names(
     keys = [key for group in contents.groups.values() for key in group.tensors]
     if not has_megatron_names(keys) or "auto_map" in (own or {}):
         given = own if mapping.written is None and options.to == "hf" and own == mapping.config else None
-        return None if given is None else unknown_names(contents, given, mapping.config_name)
+        return None if given is None else unknown_names(contents, given, mapping.config_name, options.on_compare)
     hint = mapping_hint(keys, own if mapping.config is None else mapping.config, has_args=has_args(contents))
     if options.to == "hf":
         why = "the names are Megatron's, with which from_pretrained would give every weight an initial value"
@@ -298,6 +323,15 @@ def convert(
 
     conversion, target = publish_output(plan, destination, ranks, watch, force=options.force)
     files = target.storage.files(target.folder)
-    seconds = time.monotonic() - start
-    total = sum(files.values())
-    return Converted(target.path, options.to, len(files), total, seconds, conversion.notes, conversion.ready)
+    waits = {label: seconds for label, seconds in conversion.waits.items() if seconds >= _SHORT_S}
+    return Converted(
+        target.path,
+        options.to,
+        len(files),
+        sum(files.values()),
+        time.monotonic() - start - sum(waits.values()),
+        conversion.notes,
+        conversion.ready,
+        conversion.source.path,
+        waits,
+    )

@@ -229,6 +229,15 @@ class Foreign(Checkpoint):
         return fields if isinstance(fields, dict) else None
 
 
+def missing_digests(checkpoint: Checkpoint) -> str:
+    """Return why a checkpoint cannot be verified, and what to do: another tool's format has no digests."""
+    kind = f" in the format {checkpoint.format}" if isinstance(checkpoint, Foreign) else ""
+    return (
+        f"{checkpoint.path}: a checkpoint{kind} has no digests to verify; compare it with another one by holdfast "
+        "diff, or convert it with --to holdfast, which writes digests"
+    )
+
+
 def names_code(folder: Folder) -> bool:
     """Return True if a folder's config refers to classes in its own code, which is needed to open the model."""
     if folder.only is not None or "config.json" not in folder.files:

@@ -8,6 +8,7 @@ import re
 from holdfast.core.errors import Damaged, NotFound
 from holdfast.sources.foreign import Folder
 from holdfast.storage import locate
+from holdfast.storage.base import Readable
 
 TRACKER = "latest_checkpointed_iteration.txt"
 _RELEASE = "release"  # what Megatron's converters write in place of a number
@@ -30,6 +31,15 @@ def newest_iteration(path: str | os.PathLike[str]) -> str | None:
     except NotFound:
         raise NotFound(f"{path}: {TRACKER} names {inner}, which is missing; name an iteration that is there") from None
     return f"{plain.rstrip('/')}/{inner}{mark}{options}"
+
+
+def tracked_folder(storage: Readable) -> str | None:
+    """Return the name of the iteration's folder that the tracker file of a root names; None without that file."""
+    try:
+        folder = Folder(storage, "", only=TRACKER)
+    except NotFound:
+        return None
+    return _tracked(folder)
 
 
 def _tracked(folder: Folder) -> str:

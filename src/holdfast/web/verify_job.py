@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.core.errors import Unsupported
+from holdfast.sources.foreign import missing_digests
 from holdfast.web.open_steps import OpenStep
 from holdfast.web.page_jobs import PageJob
 from holdfast.web.run_records import RunRecords
@@ -19,7 +20,7 @@ def verify_step(job: PageJob, records: RunRecords, opened: OpenStep) -> dict[str
     """Verify a checkpoint, and remember the outcome; raises Unsupported for one without digests."""
     checkpoint = opened.checkpoint
     if not checkpoint.manifest.writer:
-        raise Unsupported(f"{checkpoint.path} was not written by Holdfast and has no digests to verify")
+        raise Unsupported(missing_digests(checkpoint))
     job.total = checkpoint.manifest.total_bytes
     job.text = "reading every byte"
     began = time.monotonic()

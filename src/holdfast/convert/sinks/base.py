@@ -62,13 +62,14 @@ class Output:
     `small_files` is called on one rank with the attempt's name once every block is written. It
     returns the small files in write order, with a manifest last. `notes` tell the user what the
     format cannot store or stores differently. With `write`, `files` are only descriptive: every
-    rank calls `write` to write them.
+    rank calls `write` to write them, and `prepare` before, which imports what it needs.
     """
 
     files: tuple[TensorFile, ...]
     small_files: SmallFiles
     notes: tuple[str, ...] = ()
     write: Callable[[SinkContext], None] | None = None
+    prepare: Callable[[], None] | None = None
 
     @property
     def bytes(self) -> int:

@@ -34,6 +34,9 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
         },
     )
 
+    def prepare() -> None:
+        import holdfast.convert.sinks.dcp_writer  # noqa: F401  (torch, which takes seconds)
+
     def write(context: SinkContext) -> None:
         from holdfast.convert.sinks.dcp_writer import write_folder
 
@@ -49,7 +52,7 @@ def plan(contents: Contents, request: SinkRequest) -> Output:
     if unknown:
         notes.append(f"omitted {', '.join(unknown)}: the mapping changes keys, but its parameters are numbered")
     files = tuple(_described(name, contents) for name in contents.groups)
-    return Output(files, small_files, tuple(notes), write)
+    return Output(files, small_files, tuple(notes), write, prepare)
 
 
 def _is_single(entry: Any) -> bool:
