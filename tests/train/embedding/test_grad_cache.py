@@ -76,6 +76,25 @@ def test_half_precision_embeddings_are_compared_in_fp32():
     assert loss.dtype == torch.float32 and model.net[0].weight.grad.dtype == torch.bfloat16
 
 
+def test_autocast_around_a_step_rounds_the_model_and_not_the_loss():
+    columns = texts(9, 2, dtype=torch.float32)
+    dtypes, found = [], []
+
+    def watched(gathered):
+        dtypes.append((gathered.own[0] @ gathered.own[1].T).dtype)
+        return InfoNCE()(gathered)
+
+    for micro_batch, enabled in ((9, True), (2, True), (2, False)):
+        model = encoder(dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = GradCache(model, watched, micro_batch=micro_batch).step(columns)
+        found.append((loss, gradients(model)))
+    (whole, truth), (parts, gradient), (plain, exact) = found
+    assert dtypes == [torch.float32] * 3
+    assert distance(parts, whole) < 1e-6 and distance(gradient, truth) < 1e-2
+    assert 1e-5 < distance(gradient, exact) < 0.1 and distance(parts, plain) < 0.1
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [

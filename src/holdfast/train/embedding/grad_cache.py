@@ -149,7 +149,8 @@ class GradCache:
         for column in divided:
             joined = column.join(list(itertools.islice(found, len(column.sizes))))
             own.append(joined if joined.dtype == torch.float64 else joined.float())
-        return self._loss(gather_columns(own, self._group), **extras)
+        with torch.autocast(own[0].device.type, enabled=False):  # embeddings are compared in fp32, as they come here
+            return self._loss(gather_columns(own, self._group), **extras)
 
 
 def _inputs(divided: Sequence[DividedColumn]) -> list[Any]:

@@ -36,6 +36,7 @@ class ModulePasses:
         for _ in range(self._idle):
             with replayed(self._states[0]):
                 self._encode(inputs[0])
+        torch.clear_autocast_cache()  # rounded weights of this pass have no graph, which the second one needs
         return embeddings
 
     def backward(self, inputs: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ from holdfast.train.embedding.sentence_folder import read_sentence_folder
 from holdfast.train.embedding.trainer.data_settings import EmbeddingDataConfig, EvaluationConfig
 from holdfast.train.embedding.trainer.loss_settings import LossConfig
 from holdfast.train.layout import Layout
-from holdfast.train.models.model_config import ModelConfig
+from holdfast.train.models.model_config import FAMILIES, ModelConfig
 from holdfast.train.optimizer_settings import OptimizerConfig
 from holdfast.train.schedule import ScheduleConfig
 from holdfast.train.settings import build, refuse_unknown, write_toml
@@ -136,15 +136,26 @@ def parse_embedding_config(tables: dict[str, Any]) -> EmbeddingConfig:
             raise InvalidArgument("data.tokenizer is missing: a folder with a tokenizer, or train.start_from with both")
         return build(EmbeddingConfig, tables, "")
     if "vocab_size" not in model:
-        config = open_checkpoint(weights_folder(start)).config()
-        if config is None:
-            raise NotFound(f"train.start_from={start} has no config.json: give the sizes of the model in [model]")
-        refuse_unknown(model, [field.name for field in dataclasses.fields(ModelConfig)], "model")
-        tables = {**tables, "model": dataclasses.asdict(ModelConfig.from_hf(config, **model))}
+        tables = {**tables, "model": dataclasses.asdict(_sizes(start, model))}
     if (Path(start) / MODULES).exists():
         found = dataclasses.asdict(read_sentence_folder(start).settings)
         tables = {**tables, "embedding": {**_without_none(found), **tables.get("embedding", {})}}
     return build(EmbeddingConfig, tables, "")
+
+
+def _sizes(start: str, changes: dict[str, Any]) -> ModelConfig:
+    """Return the model of a folder, with some settings changed."""
+    config = open_checkpoint(weights_folder(start)).config()
+    if config is None:
+        raise NotFound(f"train.start_from={start} has no config.json: give the sizes of the model in [model]")
+    if config.get("model_type") not in FAMILIES:
+        raise Unsupported(
+            f"train.start_from={start} is a model of type {config.get('model_type')!r}, and `holdfast train` trains "
+            f"decoders: {', '.join(FAMILIES)}. Encoders of transformers train in a loop of your own: "
+            "open_embedding_model and GradCache (docs/embedding.md, Models)"
+        )
+    refuse_unknown(changes, [field.name for field in dataclasses.fields(ModelConfig)], "model")
+    return ModelConfig.from_hf(config, **changes)
 
 
 def weights_folder(start: str) -> str:
