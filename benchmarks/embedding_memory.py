@@ -3,8 +3,9 @@
     python -m benchmarks.embedding_memory             # minutes: it encodes 8,192 texts twice
     python -m benchmarks.embedding_memory --tiny      # seconds, to see that it runs
 
-A decoder of 109 million parameters takes one optimizer step (AdamW, InfoNCE) on pairs of short texts, in a process of
-its own for each batch size; the peak is the process's largest resident set.
+A decoder of 102 million parameters, 74 of them in the embeddings of 96,000 tokens, takes one optimizer step (AdamW,
+InfoNCE) on pairs of short texts, in a process of its own for each batch size; the peak is the largest resident set of
+the process.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from holdfast.train.parallel.parallel_model import build
 
 
 def sized(tiny: bool) -> ModelConfig:
-    hidden, inner, layers, heads = (64, 128, 2, 4) if tiny else (768, 2048, 12, 12)
+    hidden, inner, layers, heads = (64, 128, 2, 4) if tiny else (768, 2048, 4, 12)
     return ModelConfig(
-        vocab_size=1000 if tiny else 32_000,
+        vocab_size=1000 if tiny else 96_000,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,
@@ -65,8 +66,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--batches", type=int, nargs=2, default=(256, 4096), metavar=("SMALL", "LARGE"))
-    parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--length", type=int, default=4, help="tokens of a text")
+    parser.add_argument("--micro-batch", type=int, default=256)
+    parser.add_argument("--length", type=int, default=2, help="tokens of a text")
     options = parser.parse_args()
     found = []
     for batch in options.batches:
