@@ -65,6 +65,21 @@ def test_late_streams_are_set_by_apply_and_saved_as_loaded_before(tmp_path: Path
     assert draws() == expected
 
 
+def save_two(path: str) -> None:
+    torch.manual_seed(dist.get_rank())
+    holdfast.save(path, {"rng": holdfast.RandomStreams()})
+
+
+def test_streams_that_wait_are_saved_as_those_of_the_present_mesh(tmp_path: Path) -> None:
+    run_ranks(2, save_two, str(tmp_path / "two"))
+    late = holdfast.RandomStreams(late=True)
+    report = holdfast.load(tmp_path / "two", {"rng": late})
+    assert any("no rank goes on with those of rank 1" in note for note in report.notes)
+    holdfast.save(tmp_path / "one", {"rng": late})
+    again = holdfast.load(tmp_path / "one", {"rng": holdfast.RandomStreams(late=True)})
+    assert not again.notes, "one rank saved, and one loaded"
+
+
 def test_another_generator_of_numpy_s_global_stream(tmp_path: Path) -> None:
     stream: Any = np.random
     before = stream.get_bit_generator()

@@ -46,9 +46,12 @@ class RandomStreams:
         return self._loaded is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the streams as they are now, or those that were loaded and wait for `apply()`."""
+        """Return the streams as they are now, or those that were loaded and wait for `apply()`.
+
+        Streams that wait are those of this rank already: a load gave them to its place in the present mesh.
+        """
         if self._loaded is not None:
-            return dict(self._loaded)
+            return {**self._loaded, "world": _world()}
         return {
             "world": _world(),
             "python": random.getstate(),

@@ -33,7 +33,7 @@ def test_steps_are_listed_oldest_first_with_size_and_groups(run):
     done = call("ls", run)
     assert done.exit_code == 0
     head, *rows = [line.split() for line in done.output.splitlines()]
-    assert head == ["step", "size", "written", "by", "groups"]
+    assert head == ["step", "size", "written", "by", "tensors"]
     assert [row[0] for row in rows] == ["2", "10", "100"]
     assert [row[-3:] for row in rows] == [["model,", "odd,", "optimizer"]] * 3
     assert rows[0][1:3] == [f"{sum(f.stat().st_size for f in data_files(run)) / 1000:.2f}", "kB"]

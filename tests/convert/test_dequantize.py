@@ -188,7 +188,7 @@ def test_damage_in_a_scale_is_found_although_only_the_product_is_written(tmp_pat
     place = next(p for p in holdfast.open(tmp_path / "b").stored_file(file.name).places if "scale" in p.spec.key)
     data[place.begin] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Damaged, match="has the digest"):
+    with pytest.raises(Damaged, match="the digest of the block"):
         convert(tmp_path / "b", tmp_path / "c", ConvertOptions(to="hf", dequantize="bfloat16"))
     assert not (tmp_path / "c").exists()
 

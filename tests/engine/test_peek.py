@@ -83,7 +83,7 @@ def test_damage_is_passed_over_as_far_as_it_is_looked_for(tmp_path: Path, file: 
         quick, whole = checkpointer.peek(), checkpointer.peek(verify=True)
         assert quick is not None and quick.step == seen
         assert whole is not None and whole.step == 3
-        with pytest.warns(holdfast.HoldfastWarning, match="skipped damaged"):
+        with pytest.warns(holdfast.HoldfastWarning, match="restored step 3, and skipped damaged"):
             assert checkpointer.restore(state_of(0)) == 3
 
 

@@ -380,6 +380,7 @@ def check_digest(read: Read, found: str, path: str) -> None:
         return
     keys = sorted({piece.run.place.spec.key for portion in read.portions for piece in portion.pieces})
     raise Damaged(
-        f"{path}/{read.file}: the block at {read.offset} ({read.size} bytes) has the digest {found}, "
-        f"but the manifest records {read.digest}; it holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}"
+        f"{path}/{read.file}: the digest of the block at {read.offset} ({read.size} bytes) is not the one in the "
+        f"manifest: its bytes have changed. It holds {', '.join(keys[:5])}{' ...' if len(keys) > 5 else ''}; "
+        "`holdfast verify` names all damage"
     )

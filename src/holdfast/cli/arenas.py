@@ -110,7 +110,7 @@ def _list(states: list[StateInMemory], written: set[str], as_json: bool) -> None
 
 def _content(state: StateInMemory, written: set[str]) -> str:
     if state.step is None:
-        return "none that is whole"
+        return "nothing waits to be written"
     return "not written" if state.is_unwritten(written) else "written"
 
 

@@ -23,7 +23,8 @@ _METRICS = 6  # columns; --json has all
 def command(root: str, as_json: bool) -> None:
     """List the checkpoints under ROOT, oldest first.
 
-    Metrics that were saved with a step have a column each; tags are in the notes. Steps that were
+    The column "tensors" names the entries of the state that have tensors; `holdfast show` lists
+    them all. Metrics that were saved with a step have a column each; tags are in the notes. Steps that were
     set aside come last. Only manifests are read. A step with a damaged manifest is listed with the
     reason. Of a Megatron run, the iterations are listed. Use `holdfast verify` to check the tensors.
 
@@ -45,7 +46,7 @@ def command(root: str, as_json: bool) -> None:
         click.echo(f"no checkpoints under {clean(root)}{_hint(root, storage)}")
         return
     metrics = list(dict.fromkeys(name for entry in (*steps, *aside) for name in _metrics(entry)))[:_METRICS]
-    headers = ["step", "size", "written", "by", "groups", *metrics, *(["notes"] if notes else [])]
+    headers = ["step", "size", "written", "by", "tensors", *metrics, *(["notes"] if notes else [])]
     rows = [_row(entry, notes, metrics) for entry in (*steps, *aside)]
     print_table(headers, rows, right=(0, 1, *range(5, 5 + len(metrics))))
 

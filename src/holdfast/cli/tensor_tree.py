@@ -44,6 +44,24 @@ def tree_lines(rows: Sequence[TreeRow], *, unfold: bool) -> Iterator[str]:
     yield from _lines(top, 1, unfold)
 
 
+def folded_keys(keys: Sequence[str]) -> Iterator[str]:
+    """Yield keys in the order of the tree; those of layers that are alike are one, as `layers.0-31.weight`."""
+    top = TreeNode()
+    for key in keys:
+        node = top
+        for part in key.split(".", _DEPTH):
+            node = node.below.setdefault(part, TreeNode())
+        node.rows.append(TreeRow(key, "", 0))
+    yield from _folded(top, "")
+
+
+def _folded(node: TreeNode, before: str) -> Iterator[str]:
+    for names, one in folded_numbers(node.below.items(), _shape):
+        name = before + (names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}")
+        yield from (name for _ in one.rows)
+        yield from _folded(one, f"{name}.")
+
+
 def _lines(node: TreeNode, depth: int, unfold: bool) -> Iterator[str]:
     for names, one in folded_numbers(node.below.items(), _shape, unfold=unfold):
         indent = "  " * depth

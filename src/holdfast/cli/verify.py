@@ -11,8 +11,9 @@ from holdfast.checkpoint.catalog import Committed, committed_steps
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.cli.render import clean, count, is_file, open_path, print_json, size_text
 from holdfast.cli.steps import CheckpointPath, step_option
+from holdfast.cli.tensor_tree import folded_keys
 from holdfast.core.errors import NotFound, Untrusted
-from holdfast.core.names import MANIFEST
+from holdfast.core.names import MANIFEST, natural_key
 from holdfast.core.terminal import progress_bar
 from holdfast.sources.foreign import missing_digests
 from holdfast.storage import Storage, is_checkpoint, storage_at
@@ -74,7 +75,7 @@ def _print(report: dict[str, Any]) -> None:
     for damage in report["damage"]:
         where = "" if damage["offset"] is None else f" at {damage['offset']} ({damage['size']} bytes)"
         click.echo(clean(f"DAMAGED {damage['file']}{where}: {damage['problem']}"))
-        for key in damage["keys"]:
+        for key in folded_keys(sorted(damage["keys"], key=natural_key)):
             click.echo(clean(f"  affects {key}"))
     verdict = "good" if report["good"] else f"damaged in {count(len(report['damage']), 'place')}"
     click.echo(clean(f"{report['path']}: {count(report['files'], 'file')}, {size_text(report['bytes'])}: {verdict}"))

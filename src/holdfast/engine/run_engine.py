@@ -256,7 +256,7 @@ class RunEngine:
         self._continue_from(restored.origin, restored.report)
         if ranks.rank == 0:
             if request.skipped:
-                self._warnings.add("skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped))
+                self._warnings.add(_skipped(request, restored.step))
             if restored.origin.abandons:
                 steps = ", ".join(str(step) for step, _ in restored.origin.abandons[:10])
                 detail = f"the first save sets the later steps aside: step {steps}"
@@ -269,7 +269,7 @@ class RunEngine:
         load_s = 0.0 if report is None else report.seconds
         self._listener(Event("discovered", step, ranks.rank, seconds=seconds - load_s))
         if report is not None and ranks.rank == 0:
-            own = "bytes of this rank" if ranks.world > 1 else ""
+            own = "what rank 0 read" if ranks.world > 1 else ""
             detail = "from memory" if step == self._memory.restored_step else report.reading or own
             self._listener(Event("restored", step, bytes=report.read_bytes, seconds=seconds, detail=detail))
         elif ranks.rank == 0:
@@ -311,3 +311,7 @@ def _has_optimizer(ranks: Ranks, state: MutableMapping[str, Any]) -> bool:
     from holdfast.adapters.optimizer import is_optimizer
 
     return any(run_on_all_ranks(ranks, lambda: any(is_optimizer(value) for value in state.values())))
+
+
+def _skipped(request: RestoreRequest, step: int) -> str:
+    return f"restored step {step}, and skipped damaged checkpoints:\n  " + "\n  ".join(request.skipped)

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.layout.placement import Mesh
 
 RANK_AXIS = "rank"
+UNNAMED_AXIS = "axis0"  # the first axis of a mesh without names
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,16 @@ def coordinate_change(mesh: Mesh, entry: Mapping[str, Any], world: int) -> Coord
         live_axes, sizes = (RANK_AXIS,), (world,)
     live, saved = set(itertools.product(*map(range, sizes))), set(map(parse_label, entry["values"]))
     return CoordinateChange(
-        left=tuple(label(axes, coordinate) for coordinate in sorted(saved - live)),
-        new=tuple(label(live_axes, coordinate) for coordinate in sorted(live - saved)),
+        left=tuple(_shown(axes, coordinate) for coordinate in sorted(saved - live)),
+        new=tuple(_shown(live_axes, coordinate) for coordinate in sorted(live - saved)),
     )
+
+
+def _shown(axes: Sequence[str], coordinate: Sequence[int]) -> str:
+    """Return a coordinate for people: on a mesh of one axis without a name, and on none, its place is its rank."""
+    if tuple(axes) in ((RANK_AXIS,), (UNNAMED_AXIS,)):
+        return f"rank {coordinate[0]}"
+    return label(axes, coordinate)
 
 
 def axis_sizes(mesh: Mesh, axes: Sequence[str], world: int) -> tuple[int, ...]:

@@ -229,7 +229,7 @@ def test_damage_of_an_adapter_is_found(saved: tuple[Path, Path], tmp_path: Path)
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Damaged, match="has the digest"):
+    with pytest.raises(Damaged, match="the digest of the block"):
         merge_lora(tmp_path / "run", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
