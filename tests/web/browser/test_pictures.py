@@ -38,7 +38,7 @@ def pictured(browser: Any) -> Iterator[Served]:
 @pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pictures_of_the_docs(opening: Callable[..., Any], pictured: Served, tmp_path: Path, name: str) -> None:
-    viewport = {"phone": PHONE, "run": TALL, "run_dark": TALL}.get(name, DESK)
+    viewport = {"phone": PHONE, "run": TALL, "run_dark": TALL, "checkpoint": TALL}.get(name, DESK)
     options: dict[str, Any] = {"viewport": viewport, "reduced_motion": "reduce"}
     options["color_scheme"] = "dark" if name in ("run_dark", "phone") else "light"
     with opening(pictured.address, **options) as window:
@@ -63,7 +63,8 @@ def show_checkpoint(window: Window, run: str) -> None:
     window.open(step_route(run, 4000) + "?group=model&key=model.layers.3.mlp.up_proj.weight")
     window.row("0\u201315").click()
     window.page.get_by_role("treegrid").locator("tr[aria-level='4']").nth(3).click()
-    window.row("self_attn.q_proj").scroll_into_view_if_needed()
+    window.page.get_by_role("treegrid").get_by_text("mlp", exact=True).click()
+    expect(window.row("up_proj.weight")).to_be_visible()
     window.page.get_by_role("button", name="Compute statistics").click()
     expect(window.page.get_by_role("img", name="Histogram")).to_be_visible()
     window.page.locator(".actions").evaluate(
