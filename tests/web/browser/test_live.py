@@ -55,6 +55,10 @@ def test_a_rank_that_is_killed_in_a_save_stands_out(opening: Callable[..., Any],
         expect(flight.locator(".rank.trouble")).to_contain_text("rank 1")
         expect(window.fact("In flight")).to_contain_text("step 2")
         expect(window.fact("In flight")).to_contain_text("trouble on rank 1")
+        link = window.fact("Newest intact").get_by_role("link")
+        link.focus()
+        window.page.wait_for_timeout(2500)  # events of the save redraw the lines above it meanwhile
+        expect(link).to_be_focused()
         killed.go_on()
         expect(window.fact("Newest intact")).to_contain_text("step 2")
         expect(window.fact("In flight")).to_have_text("nothing is being saved now")

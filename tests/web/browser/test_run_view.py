@@ -165,6 +165,26 @@ def test_a_lost_server_is_shown_and_found_again(opening, tmp_path: Path) -> None
 
 
 @pytest.mark.full
+def test_a_page_that_nobody_sees_has_no_connection(opening: Callable[..., Any], tmp_path: Path) -> None:
+    """Browsers allow a server six connections: hidden tabs must not use them up. Seen again, it shows what is new."""
+    root = tmp_path / "hidden"
+    sample_runs.light_steps(root, [10])
+    show = """(hidden) => {
+      Object.defineProperty(document, "hidden", {configurable: true, get: () => hidden});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with served(root) as server, opening(server.address) as window:
+        window.open(run_route(server.run_id("hidden")))
+        expect(window.page.locator("#link-state")).to_have_text("live")
+        window.page.evaluate(show, True)
+        sample_runs.light_steps(root, [20])
+        window.page.wait_for_timeout(3000)
+        expect(window.fact("Newest intact")).to_contain_text("step 10")
+        window.page.evaluate(show, False)
+        expect(window.fact("Newest intact")).to_contain_text("step 20")
+
+
+@pytest.mark.full
 def test_the_first_step_of_an_empty_root_appears(opening, tmp_path: Path) -> None:
     root = tmp_path / "fresh"
     root.mkdir()

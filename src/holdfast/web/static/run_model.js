@@ -101,7 +101,7 @@ export function stepBefore(rows, newest) {
 }
 
 export function matches(row, filter, text) {
-  if (filter === "intact" && row.state !== "committed") return false;
+  if (filter === "committed" && row.state !== "committed") return false;
   if (filter === "damaged" && row.state !== "damaged") return false;
   if (filter === "set aside" && (row.state === "committed" || row.state === "damaged")) return false;
   if (filter === "tagged" && !(row.tags || []).length) return false;

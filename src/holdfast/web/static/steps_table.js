@@ -7,7 +7,7 @@ import { compareRoute, stepRoute } from "./routes.js";
 import { ago, at, count, duration, milliseconds, size, stepName, visible } from "./text.js";
 import { windowedTable } from "./windowed.js";
 
-const FILTERS = ["all", "intact", "damaged", "set aside", "tagged"];
+const FILTERS = ["all", "committed", "damaged", "set aside", "tagged"];
 const STATES = { committed: ["committed", "good"], damaged: ["damaged", "bad"], abandoned: ["abandoned", "aside"], left_behind: ["left behind", "aside"] };
 const COLUMNS = [
   { label: "Step", class: "c-step" }, { label: "State", class: "c-state" }, { label: "Saved", class: "c-when wide-only" }, { label: "Size", class: "c-num" },

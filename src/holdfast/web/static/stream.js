@@ -1,4 +1,5 @@
-// Server-sent events of a run. A lost connection is reported, and tried again ever more slowly.
+// Server-sent events of a run. A lost connection is reported, and tried again ever more slowly. A page that nobody sees
+// has none: browsers allow a server six connections, and six hidden tabs would use them up.
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 15000;
@@ -38,10 +39,22 @@ export function follow(address, handlers) {
     open();
   }
 
+  function seen() {
+    if (document.hidden) {
+      clearTimeout(timer);
+      source.close();
+      lost = true;
+    } else {
+      again();
+    }
+  }
+
   open();
   window.addEventListener("online", again);
+  document.addEventListener("visibilitychange", seen);
   return () => {
     window.removeEventListener("online", again);
+    document.removeEventListener("visibilitychange", seen);
     clearTimeout(timer);
     source.close();
   };

@@ -7,8 +7,17 @@ import { ago, at, count, duration, list, milliseconds, size, stepName, visible, 
 
 // `now` has {id, rows, flights, retention, gone, changes, verifyNode}; `changes` is a node or null, verifyNode(row) offers a verification.
 export function drawSummary(node, now) {
+  const focused = node.contains(document.activeElement) ? document.activeElement : null;
   const lines = [newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), changedLine(now)].filter(Boolean);
   replace(node, lines.map(([name, content, kind]) => el("div", { class: `fact-line ${kind || ""}` }, el("dt", null, name), el("dd", null, content))));
+  if (focused) focusAgain(node, focused);
+}
+
+// Events redraw the lines; who is in them with the keyboard stays where they were.
+function focusAgain(node, focused) {
+  const href = focused.getAttribute("href");
+  const target = node.contains(focused) ? focused : [...node.querySelectorAll("a")].find((link) => link.getAttribute("href") === href);
+  if (target) target.focus({ preventScroll: true });
 }
 
 function newestLine({ id, rows, verifyNode }) {

@@ -19,6 +19,7 @@ import { verifyPanel } from "./verify_panel.js";
 
 const POINTS = 2000;
 const LOG_MOST = 500;
+const AGES_MS = 30000; // after which "3 min ago" is written anew
 
 export async function runView(main, route, signal) {
   const address = runAddress(route.run);
@@ -31,8 +32,10 @@ export async function runView(main, route, signal) {
   await Promise.allSettled([readFlights(now, view, signal), readMetrics(now, view, signal)]);
   changedMost(now, signal).then((node) => { now.changes = node; view.summary(); });
   if (!isReport()) listen(address, now, view, signal);
+  const ages = setInterval(view.summary, AGES_MS);
+  signal.addEventListener("abort", () => clearInterval(ages));
   setShortcuts({ c: view.compareChosen });
-  return (other) => { void other; return false; };
+  return null;
 }
 
 function kept(run) {
