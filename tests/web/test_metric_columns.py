@@ -63,6 +63,15 @@ def test_what_the_trainer_writes_is_read(tmp_path):
     assert "2 steps after step 3" in metrics.marks[2].text
 
 
+def test_a_metric_that_a_restart_no_longer_writes_ends_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines(path, *steps(1, 6, old=1.0), {"event": "resumed", "step": 3}, {"step": 4, "loss": 0.0})
+    metrics = MetricsFile(path)
+    metrics.read()
+    assert metrics.columns["old"].steps.tolist() == [1, 2, 3]
+    assert metrics.columns["loss"].steps.tolist() == [1, 2, 3, 4]
+
+
 def test_a_file_that_was_replaced_is_read_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines(path, *steps(1, 50))
