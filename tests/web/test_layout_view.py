@@ -39,7 +39,8 @@ def test_the_boxes_cover_the_tensor_on_every_copy(opened, mesh, key):
     wants = {row["rank"]: row["wants"] for row in found["restore"]}
     assert all(wants[rank] == 4 * held[rank].sum() for rank in wants)
     reads = [one for row in found["restore"] for one in row["reads"]]
-    blocks = {(one["begin"], one["end"]) for one in reads}
+    blocks = {(one["block_begin"], one["block_end"]) for one in reads}
+    assert sum(one["end"] - one["begin"] for one in reads) == found["bytes"]
     assert len(reads) == len(blocks) == len(found["files"]) == 1
 
 

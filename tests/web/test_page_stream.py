@@ -35,10 +35,14 @@ def test_steps_come_and_go(tmp_path):
     sample_runs.light_steps(tmp_path, [1, 2])
     records, follower = follower_of(tmp_path)
     assert polled(records, follower) == []
-    sample_runs.write_step(tmp_path, 3, {"model": {"w": np.ones(2, np.float32)}})
+    sample_runs.write_step(tmp_path, 3, {"model": {"w": np.ones(2, np.float32)}}, metrics={"loss": 0.5, "none": None})
     shutil.rmtree(tmp_path / "step-000000000001")
-    ((name, value),) = polled(records, follower)
+    (name, value), *more = polled(records, follower)
     assert (name, value["removed"]) == ("run", ["step-000000000001"])
+    assert [(gone["step"], gone["why"]) for gone in value["gone"]] == [(1, "deleted")]
+    logged = [(line["step"], line["kind"]) for event, line in more if event == "log"]
+    assert logged == [(3, "published"), (1, "removed")]
+    assert more[-1] == ("metrics", {"names": {"loss": {"step": [3], "value": [0.5]}}})
     assert value["retention"]["rows"] == [] and value["retention"]["policy"] is None
     assert [row["folder"] for row in value["changed"]["steps"]] == ["step-000000000003"]
     assert polled(records, follower) == []

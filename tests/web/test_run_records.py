@@ -4,10 +4,14 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.retention import _save_policy
 from holdfast.checkpoint.tags import add_tag
+from holdfast.core.errors import NotFound
 from holdfast.format.manifest import decode_manifest, encode_manifest
+from holdfast.keep import parse
 from holdfast.storage.local import LocalStorage
 from holdfast.web.run_records import RunRecords
 from holdfast.web.served_runs import ServedRoots
@@ -54,6 +58,22 @@ def test_changes_are_noticed(tmp_path):
     assert column(records, "state")[-1] == "damaged"
 
 
+def test_a_step_that_was_deleted_says_so(tmp_path):
+    """One that the server saw, one from before, and one that never was."""
+    sample_runs.light_steps(tmp_path, [1, 2, 3])
+    _save_policy(LocalStorage(tmp_path), parse("last(2)"))
+    records = records_of(tmp_path)
+    shutil.rmtree(tmp_path / "step-000000000002")
+    records.refresh(force=True)
+    assert records.gone["step-000000000002"]["why"] == "deleted: last(2) did not keep it"
+    with pytest.raises(NotFound, match=r"step 2 was deleted: last\(2\) did not keep it \(seen at 2"):
+        records.entry("step-000000000002")
+    with pytest.raises(NotFound, match=r"no step 0: it was deleted.*or never saved"):
+        records.entry("step-000000000000")
+    with pytest.raises(NotFound, match="no step in a folder"):
+        records.entry("step-000000000009")
+
+
 def test_a_root_that_is_gone_is_a_problem_and_not_an_error(tmp_path):
     root = tmp_path / "run"
     sample_runs.light_steps(root, [1])
@@ -78,6 +98,7 @@ def test_a_verification_is_remembered_until_the_step_is_saved_again(tmp_path):
     folder = "step-000000000001"
     records.note_verified(folder, records.entry(folder).manifest.attempt, is_good=False)
     assert column(records, "verified") == [False, None]
+    assert column(records, "verified_at")[0].startswith("20")
     shutil.rmtree(tmp_path / folder)
     path = sample_runs.write_step(tmp_path, 1, {"model": {"w": np.ones(2, np.float32)}})
     data = (path / "holdfast.json").read_bytes()

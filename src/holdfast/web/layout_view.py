@@ -98,6 +98,7 @@ def layout_fields(opened: OpenStep, group: str, key: str, mesh: str) -> dict[str
         "placements": _placements(spread),
         "files": _writers(place, stored, spread, shape) if place is not None else [],
         "restore": _restore(place, stored, spread) if place is not None else [],
+        "restore_note": "A rank reads whole blocks, to check their digests: block_bytes, with tensors beside this one.",
     }
 
 
@@ -183,13 +184,16 @@ def _restore(place: Place, stored: list[StoredBlock], spread: TensorSpreads) -> 
     file = StoredFile(place.file, tuple(stored), (place,))
     by_rank: dict[int, list[dict[str, Any]]] = {want.rank: [] for want in wants}
     for read in plan_load([file], wants, verify=True, portion_bytes=PORTION_BYTES):
-        by_rank[read.reader].append({"file": read.file, "begin": read.offset, "end": read.offset + read.size})
+        begin, end = max(read.offset, place.begin), min(read.offset + read.size, place.end)
+        block = {"block_begin": read.offset, "block_end": read.offset + read.size}
+        by_rank[read.reader].append({"file": read.file, "begin": begin, "end": end, **block})
     held = {rank: sum(want.box.volume for want in wants if want.rank == rank) for rank in by_rank}
     return [
         {
             "rank": rank,
             "reads": reads[:_MOST_BLOCKS],
             "bytes": sum(one["end"] - one["begin"] for one in reads),
+            "block_bytes": sum(one["block_end"] - one["block_begin"] for one in reads),
             "wants": held[rank] * place.spec.dtype.bytes,
         }
         for rank, reads in sorted(by_rank.items())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.errors import HoldfastError
@@ -60,7 +60,38 @@ class RunFollower:
         if len(changed) + len(removed) > _MOST_ROWS:
             return [event("reload", {"why": "many steps changed"})]
         steps = {"steps": [row.fields() for row in changed]}
-        return [event("run", {"changed": steps, "removed": removed, "retention": retention_fields(self._records)})]
+        gone = [self._records.gone[folder] for folder in removed if folder in self._records.gone]
+        fields = {"changed": steps, "removed": removed, "retention": retention_fields(self._records), "gone": gone}
+        return [event("run", fields), *self._step_log(before, changed, gone), *self._saved_metrics(before, changed)]
+
+    def _step_log(
+        self, before: Mapping[str, StepRow], changed: Sequence[StepRow], gone: Sequence[Mapping[str, Any]]
+    ) -> Iterator[bytes]:
+        """Yield lines of the log about steps; a training run's own file has those about its saves."""
+        at = time.time()
+        for row in changed[-_MARKS:]:
+            old = before.get(row.folder)
+            if old is None and not self._records.metrics.marks_seen:
+                seconds = "" if row.seconds is None else f" in {row.seconds:.2f} s"
+                yield event("log", {"at": at, "step": row.step, "kind": "published", "text": f"saved{seconds}"})
+            elif old is not None and old.state != row.state:
+                yield event("log", {"at": at, "step": row.step, "kind": row.state, "text": row.note or row.state})
+        for one in gone[-_MARKS:]:
+            yield event("log", {"at": at, "step": one["step"], "kind": "removed", "text": one["why"]})
+
+    def _saved_metrics(self, before: Mapping[str, StepRow], changed: Sequence[StepRow]) -> Iterator[bytes]:
+        """Yield the metrics saved with new steps, if the run has no file of metrics."""
+        if self._records.metrics.columns:
+            return
+        names: dict[str, dict[str, list[Any]]] = {}
+        for row in sorted(changed, key=lambda row: row.step):
+            for name, value in row.metrics.items() if row.folder not in before and row.state == "committed" else ():
+                if value is not None:
+                    points = names.setdefault(name, {"step": [], "value": []})
+                    points["step"].append(row.step)
+                    points["value"].append(value)
+        if names:
+            yield event("metrics", {"names": names})
 
     def _flight_events(self, flights: list[dict[str, Any]]) -> list[bytes]:
         if not flights and not self._in_flight:

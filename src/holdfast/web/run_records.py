@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.checkpoint.catalog import Catalog, Committed, is_left, left_steps
 from holdfast.checkpoint.lineage import LeftStep
+from holdfast.checkpoint.retention import saved_policy
 from holdfast.checkpoint.tags import tagged
 from holdfast.core.errors import HoldfastError, NotFound, Untrusted
-from holdfast.core.names import set_aside_kind
+from holdfast.core.names import folder_step, set_aside_kind
 from holdfast.storage.local import LocalStorage
 from holdfast.web.metric_columns import MetricColumn, MetricsFile
 from holdfast.web.served_runs import ServedRoots, ServedRun
@@ -21,6 +23,7 @@ from holdfast.web.served_runs import ServedRoots, ServedRun
 _LOCAL_S, _REMOTE_S = 0.4, 3.0  # between looks at a storage
 _FULL_S = 30.0  # between comparisons of every folder
 _METRICS = 64
+_MOST_GONE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class StepRow:
     world: int | None
     note: str | None
     verified: bool | None
+    verified_at: str | None
     metrics: Mapping[str, float | None]
 
     def fields(self) -> dict[str, Any]:
@@ -62,7 +66,8 @@ class RunRecords:
         self._outside: set[str] = set()
         self._rows: dict[str, StepRow] = {}
         self._shown: object = None
-        self._verified: dict[tuple[str, str], bool] = {}  # by folder and attempt
+        self._verified: dict[tuple[str, str], tuple[bool, str]] = {}  # outcome and time, by folder and attempt
+        self.gone: dict[str, dict[str, Any]] = {}  # steps that were deleted since the server began to look
         self.problem: str | None = None
         self.metrics = MetricsFile(run.folder / "metrics.jsonl" if run.folder is not None else None)
 
@@ -85,15 +90,24 @@ class RunRecords:
         """Return a step's entry; raises NotFound, or Untrusted for a folder outside of the roots."""
         entry = self._catalog.get(folder)
         if entry is None:
-            raise NotFound(f"{self.run.name} has no step in a folder {folder[:80]!r}")
+            raise NotFound(self._missing(folder))
         if folder in self._outside:
             raise Untrusted(f"{folder} is a link that leads outside of the roots of this page")
         return entry
 
+    def _missing(self, folder: str) -> str:
+        if folder in self.gone:
+            gone = self.gone[folder]
+            return f"step {gone['step']} was {gone['why']} (seen at {gone['at']})"
+        step, newest = folder_step(folder), max((row.step for row in self._rows.values()), default=None)
+        if step is not None and newest is not None and step < newest:
+            return f"{self.run.name} has no step {step}: it was {self._why_gone()}, or never saved"
+        return f"{self.run.name} has no step in a folder {folder[:80]!r}"
+
     def note_verified(self, folder: str, attempt: str, *, is_good: bool) -> None:
         """Remember what a verification has found."""
         with self.lock:
-            self._verified[folder, attempt] = is_good
+            self._verified[folder, attempt] = is_good, _now()
             self._update_rows()
 
     def refresh(self, *, force: bool = False) -> None:
@@ -146,7 +160,19 @@ class RunRecords:
         left = left_steps(steps)
         branches = _branches([*steps, *aside])
         made = [self._row(entry, left, branches, tags.get(entry.folder, ())) for entry in (*steps, *aside)]
-        self._rows = {row.folder: row for row in sorted(made, key=lambda row: (row.step, row.folder))}
+        before, self._rows = self._rows, {row.folder: row for row in sorted(made, key=lambda r: (r.step, r.folder))}
+        for folder in before.keys() - self._rows.keys():
+            self.gone[folder] = {"folder": folder, "step": before[folder].step, "at": _now(), "why": self._why_gone()}
+        for folder in list(self.gone)[:-_MOST_GONE]:
+            del self.gone[folder]
+
+    def _why_gone(self) -> str:
+        """Say why a step may have been deleted: the run's policy, if it has one."""
+        try:
+            policy = saved_policy(self.run.storage)
+        except (HoldfastError, OSError):
+            policy = None
+        return "deleted" if policy is None else f"deleted: {policy} did not keep it"
 
     def _row(
         self, entry: Committed, left: set[LeftStep], branches: Mapping[LeftStep, int], tags: Iterable[str]
@@ -155,9 +181,24 @@ class RunRecords:
         state, note = _state(entry, is_left(entry, left), is_outside=entry.folder in self._outside)
         if manifest is None:
             return StepRow(
-                entry.folder, entry.step, state, None, None, None, None, None, 0, tuple(tags), None, note, None, {}
+                entry.folder,
+                entry.step,
+                state,
+                None,
+                None,
+                None,
+                None,
+                None,
+                0,
+                tuple(tags),
+                None,
+                note,
+                None,
+                None,
+                {},
             )
         world = manifest.writer.get("world")
+        verified, verified_at = self._verified.get((entry.folder, manifest.attempt), (None, None))
         return StepRow(
             folder=entry.folder,
             step=entry.step,
@@ -171,7 +212,8 @@ class RunRecords:
             tags=tuple(tags),
             world=world if type(world) is int else None,
             note=note,
-            verified=self._verified.get((entry.folder, manifest.attempt)),
+            verified=verified,
+            verified_at=verified_at,
             metrics=dict(list(manifest.metrics.items())[:_METRICS]),
         )
 
@@ -193,6 +235,10 @@ class RunRecords:
                 if value is not None and len(curves) <= _METRICS:
                     curves.setdefault(name, MetricColumn()).append(row.step, float(value))
         return curves
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def number(value: Any) -> float | None:

@@ -60,6 +60,7 @@ def run_fields(records: RunRecords) -> dict[str, Any]:
         "retention": retention_fields(records),
         "layout_axes": layout_axes(newest.writer if newest is not None else {}),
         "config": _config(records),
+        "gone": list(records.gone.values()),
         "events": [mark.fields() for mark in records.metrics.marks[-200:]],
     }
 
