@@ -62,7 +62,7 @@ def views(site: Served) -> dict[str, tuple[str, str]]:
     run = site.run_id("branches")
     return {
         "runs": ("#/", "branches"),
-        "run": (run_route(run), "every(20), tag best"),
+        "run": (run_route(run), "every 20th, tag best"),
         "step": (step_route(run, 45) + "?group=model&key=model.embed_tokens.weight", "Compute statistics"),
         "layout": (step_route(run, 45) + "/layout", "rank 0"),
         "compare": (compare_route(run, 35, 45), "Changed most"),
@@ -108,7 +108,7 @@ def test_the_theme_follows_the_system_and_the_switch(opening: Callable[..., Any]
 def test_motion_is_reduced_when_asked(opening: Callable[..., Any], site: Served) -> None:
     with opening(site.address, reduced_motion="reduce") as window:
         window.open(run_route(site.run_id("branches")))
-        window.shows("Newest intact")
+        window.shows("Newest committed")
         moving = "[...document.querySelectorAll('*')].some((node) => getComputedStyle(node).animationName !== 'none')"
         assert not window.page.evaluate(moving)
 

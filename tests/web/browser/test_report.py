@@ -31,7 +31,7 @@ def test_a_report_opens_from_a_file(opening: Callable[..., Any], report: str) ->
         window.page.on("request", lambda request: requests.append(request.url))
         window.open()
         window.page.get_by_role("link", name="branches").click()
-        expect(window.fact("Newest intact")).to_contain_text("step 45")
+        expect(window.fact("Newest")).to_contain_text("step 45")
         expect(window.fact("Goes next")).to_contain_text("step 10")
         expect(window.fact("Changed most")).to_contain_text("layer 3")
         expect(window.page.locator(".blade")).to_have_count(7)

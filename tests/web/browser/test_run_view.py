@@ -31,11 +31,11 @@ def test_the_list_leads_to_a_run_and_back(window: Window, site: Served) -> None:
 
 def test_the_summary_answers_the_five_questions(window: Window, site: Served) -> None:
     window.open(run_route(site.run_id("branches")))
-    expect(window.fact("Newest intact")).to_contain_text("step 45")
+    expect(window.fact("Newest")).to_contain_text("step 45")
     expect(window.fact("In flight")).to_have_text("nothing is being saved now")
     expect(window.fact("Stall")).to_contain_text("published in 1.50 s")
-    expect(window.fact("Goes next")).to_have_text("step 10: not kept by last(2) | every(20)")
-    expect(window.fact("Watch")).to_contain_text("1 step is damaged: damaged step 15; 2 steps set aside")
+    expect(window.fact("Goes next")).to_have_text("step 10: not kept by the rules (the last 2, every 20th)")
+    expect(window.fact("Attention")).to_contain_text("1 step is damaged: damaged step 15; 2 steps set aside")
     expect(window.fact("Changed most")).to_contain_text("layer 3")
     expect(window.page.locator("#link-state")).to_have_text("live")
 
@@ -48,14 +48,14 @@ def test_the_newest_step_is_verified_from_the_run(opening: Callable[..., Any], t
     shutil.rmtree(root / "step-000000000030")
     with served(root) as server, opening(server.address) as window:
         window.open(run_route(server.run_id("newest")))
-        newest = window.fact("Newest intact")
+        newest = window.fact("Newest")
         expect(newest).to_contain_text("step 20")
-        expect(newest).to_contain_text("its bytes were not read again")
+        expect(newest).to_contain_text("not verified: its manifest is good")
         newest.get_by_role("button", name="Verify every byte").click()
         expect(newest).to_contain_text("step 10")
-        expect(window.fact("Watch")).to_contain_text("1 step is damaged: step 20")
+        expect(window.fact("Attention")).to_contain_text("1 step is damaged: step 20")
         newest.get_by_role("button", name="Verify every byte").click()
-        expect(newest).to_contain_text("every byte verified just now")
+        expect(newest).to_contain_text("every byte verified")
         expect(window.row("step 10")).to_contain_text("verified")
 
 
@@ -87,7 +87,7 @@ def test_the_table_filters_and_chooses_two_steps(window: Window, site: Served) -
 def test_the_reasons_of_retention_are_named(window: Window, site: Served) -> None:
     window.open(run_route(site.run_id("branches")))
     keeping = window.section("Keeping")
-    expect(keeping).to_contain_text("Rules: last(2) | every(20)")
+    expect(keeping).to_contain_text("Rules: the last 2, every 20th")
     expect(keeping.get_by_role("row").filter(has_text="step 10")).to_contain_text("goes next")
     expect(keeping.get_by_role("row").filter(has_text="step 35")).to_contain_text("tag released")
 
@@ -132,7 +132,7 @@ def test_steps_that_come_and_go_do_not_move_what_is_in_sight(opening, tmp_path: 
         before = height_in(table, row)
         sample_runs.light_steps(root, [1010, 1020])
         shutil.rmtree(root / "step-000000000010")
-        expect(window.fact("Newest intact")).to_contain_text("step 1,020")
+        expect(window.fact("Newest")).to_contain_text("step 1,020")
         expect(window.section("Steps").get_by_role("button", name="all")).to_contain_text("101")
         assert abs(height_in(table, row) - before) <= 1
         table.evaluate("node => { node.scrollTop = 0; }")
@@ -161,7 +161,7 @@ def test_a_lost_server_is_shown_and_found_again(opening, tmp_path: Path) -> None
             sample_runs.light_steps(root, [20])
             with served(root, port=port):
                 expect(state).to_have_text("live", timeout=30_000)
-                expect(window.fact("Newest intact")).to_contain_text("step 20")
+                expect(window.fact("Newest")).to_contain_text("step 20")
 
 
 @pytest.mark.full
@@ -179,9 +179,9 @@ def test_a_page_that_nobody_sees_has_no_connection(opening: Callable[..., Any], 
         window.page.evaluate(show, True)
         sample_runs.light_steps(root, [20])
         window.page.wait_for_timeout(3000)
-        expect(window.fact("Newest intact")).to_contain_text("step 10")
+        expect(window.fact("Newest")).to_contain_text("step 10")
         window.page.evaluate(show, False)
-        expect(window.fact("Newest intact")).to_contain_text("step 20")
+        expect(window.fact("Newest")).to_contain_text("step 20")
 
 
 @pytest.mark.full
@@ -192,10 +192,10 @@ def test_the_first_step_of_an_empty_root_appears(opening, tmp_path: Path) -> Non
         window.open()
         expect(window.row("fresh")).to_contain_text("\u2013")
         window.page.get_by_role("link", name="fresh").click()
-        expect(window.fact("Newest intact")).to_have_text("no step was saved yet")
+        expect(window.fact("Newest")).to_have_text("no step was saved yet")
         expect(window.page.locator("#link-state")).to_have_text("live")
         sample_runs.light_steps(root, [10])
-        expect(window.fact("Newest intact")).to_contain_text("step 10")
+        expect(window.fact("Newest")).to_contain_text("step 10")
 
 
 def test_a_hostile_name_is_a_text(window: Window) -> None:

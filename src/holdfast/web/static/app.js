@@ -69,7 +69,7 @@ async function footer() {
   try {
     const about = await get("/api/about");
     const mode = isReport() ? "report" : about.changes_allowed ? "changes are allowed" : "looks only, changes nothing";
-    replace(byId("foot"), el("span", null, `Holdfast ${visible(about.version)}`), el("span", null, mode), (about.roots || []).map((root) => el("span", { class: "address" }, visible(root))));
+    replace(byId("foot"), el("span", null, `Holdfast ${visible(about.version)}`), el("span", null, mode), (about.roots || []).length ? el("span", { class: "address" }, `served: ${about.roots.map(visible).join(", ")}`) : null);
   } catch {
     replace(byId("foot"));
   }

@@ -4,6 +4,8 @@ import { svg } from "./dom.js";
 import { extent, linear, logarithmic, ticks } from "./scales.js";
 import { value } from "./text.js";
 
+const DOTS_MOST = 60; // points that are few are drawn as points, too
+
 // Training goes back to an earlier step after a restore: each stretch is a line of its own.
 export function stretches(series) {
   const found = [];
@@ -54,6 +56,9 @@ export function drawCurve(group, series, marks, x, { top, height, left, right, t
   group.append(svg("text", { class: "axis-name", x: left, y: top - 8 }, text));
   for (const part of lived(stretches(series))) {
     if (part.undone.length > 1) group.append(svg("path", { class: "curve undone", d: line(part.undone, x, scale.place) }));
+    if (part.kept.length < DOTS_MOST) {
+      for (const [step, number] of part.kept) if (Number.isFinite(number)) group.append(svg("circle", { class: "dot", cx: x(step), cy: scale.place(number), r: 2.2 }));
+    }
     if (part.kept.length) group.append(svg("path", { class: "curve", d: line(part.kept, x, scale.place) }));
   }
   for (const mark of marks) group.append(...markShape(mark, x(mark.step), top, height));

@@ -56,14 +56,25 @@ export function simpleTable(label, columns, rows) {
 }
 
 // A table of at most `most` rows at first, the rest behind a button: for lists that are nearly always short.
-export function shortTable(label, columns, rows, most) {
+export function shortTable(label, columns, rows, most, kept = {}) {
+  most = Math.max(most, kept.most || 0);
   const holder = el("div", null, simpleTable(label, columns, rows.slice(0, most)));
   if (rows.length > most) {
     const next = Math.min(rows.length, most * 10);
-    holder.append(el("button", { type: "button", class: "button", onclick: () => replace(holder, shortTable(label, columns, rows, next)) },
+    holder.append(el("button", { type: "button", class: "button", onclick: () => { kept.most = next; replace(holder, shortTable(label, columns, rows, next, kept)); } },
       next === rows.length ? `Show all ${whole(next)}` : `Show ${whole(next)} of ${whole(rows.length)}`));
   }
   return holder;
+}
+
+// Draws the children anew; who is among them with the keyboard stays where they were.
+export function redraw(node, ...children) {
+  const focused = node.contains(document.activeElement) ? document.activeElement : null;
+  replace(node, ...children);
+  if (!focused) return;
+  const same = (other) => other.tagName === focused.tagName && other.textContent === focused.textContent && other.getAttribute("href") === focused.getAttribute("href") && other.getAttribute("aria-label") === focused.getAttribute("aria-label");
+  const target = node.contains(focused) ? focused : [...node.querySelectorAll(focused.tagName)].find(same);
+  if (target) target.focus({ preventScroll: true });
 }
 
 export function announce(text) {

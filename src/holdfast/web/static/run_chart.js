@@ -31,7 +31,8 @@ function layout(now) {
   const base = curve + 24 + (lanes - 1) * laneHeight(lanes) + laneHeight(lanes) * 0.8;
   const publish = base + 48;
   const stall = publish + BARS + 28;
-  return { base, publish, stall, total: stall + BARS + 26 };
+  const hasStall = now.rows.some((row) => typeof row.stall_ms === "number");
+  return { base, publish, stall, hasStall, total: (hasStall ? stall : publish) + BARS + 26 };
 }
 
 function draw(group, width, now) {
@@ -44,7 +45,7 @@ function draw(group, width, now) {
   const blades = drawTimeline(group, now.rows, lanes, x, places.base, now);
   const common = { left, right, height: BARS };
   drawBars(group, blades, { ...common, amount: (row) => row.seconds, top: places.publish, name: "time to publish", text: duration, kind: "publish" });
-  drawBars(group, blades, { ...common, amount: (row) => row.stall_ms, top: places.stall, name: "stall of training", text: milliseconds, kind: "stall" });
+  if (places.hasStall) drawBars(group, blades, { ...common, amount: (row) => row.stall_ms, top: places.stall, name: "stall of training", text: milliseconds, kind: "stall" });
   for (const tick of wholeTicks(domain(now), width < 520 ? 3 : 7)) {
     group.append(svg("text", { class: "tick", x: x(tick), y: places.total - 6, "text-anchor": "middle" }, whole(tick)));
   }

@@ -2,7 +2,7 @@
 
 import { median } from "./scales.js";
 
-const COLUMNS = ["folder", "step", "state", "created", "bytes", "seconds", "stall_ms", "parent", "branch", "tags", "world", "note"];
+const COLUMNS = ["folder", "step", "state", "created", "bytes", "seconds", "stall_ms", "parent", "branch", "tags", "world", "note", "verified"];
 const RANK = { damaged: 3, committed: 2 };
 
 export function rowsOf(run) {
@@ -40,11 +40,11 @@ export function newestIntact(rows) {
 // Folders that go, with the reason: those that `holdfast gc` would delete now, then those that the next save deletes.
 export function leaving(retention) {
   const rows = (retention && retention.rows) || [];
-  const policy = (retention && retention.policy) || "the policy";
-  const found = new Map(rows.filter((row) => !row.keep).map((row) => [row.folder, row.why.replace("the policy", policy)]));
+  const policy = (retention && retention.policy) || "none";
+  const found = new Map(rows.filter((row) => !row.keep).map((row) => [row.folder, row.why.replace("the policy", `the rules (${policy})`)]));
   const reasons = staying(retention);
   for (const folder of (retention && retention.next) || []) {
-    if (!found.has(folder)) found.set(folder, `no longer ${reasons.get(folder) || "kept by a rule"} once the next step is committed`);
+    if (!found.has(folder)) found.set(folder, `no longer among ${reasons.get(folder) || "those that a rule keeps"} once the next step is committed`);
   }
   return found;
 }
@@ -59,7 +59,7 @@ export function goneSteps({ rows, events, retention }) {
   const here = new Set(rows.map((row) => row.step));
   const found = new Map();
   const policy = retention && retention.policy;
-  const guess = policy ? `not kept by ${policy}` : "removed by hand, or by rules of before";
+  const guess = policy ? `not kept by the rules (${policy})` : "removed by hand, or by rules of before";
   const note = (step, at) => { if (typeof step === "number" && !here.has(step) && !found.has(step)) found.set(step, { step, why: guess, at }); };
   for (const row of rows) note(row.parent, null);
   for (const event of events || []) {
@@ -67,6 +67,15 @@ export function goneSteps({ rows, events, retention }) {
     if (event.kind === "removed" && !here.has(event.step)) found.set(event.step, { step: event.step, why: event.text || guess, at: event.at });
   }
   return [...found.values()].sort((a, b) => b.step - a.step);
+}
+
+// What is known of a folder that is not there.
+export function goneText(folder, rows, run) {
+  const match = /^step-0*(\d+)$/.exec(folder);
+  const step = match ? Number(match[1]) : null;
+  const gone = match && goneSteps({ rows, events: run.events, retention: run.retention }).find((one) => one.step === step);
+  if (gone) return `Step ${step.toLocaleString("en-US")} is gone: ${gone.why}.`;
+  return `${match ? `Step ${step.toLocaleString("en-US")}` : folder} is not in this run; it may have been removed by its rules or by hand.`;
 }
 
 export function stalls(rows) {
@@ -86,6 +95,13 @@ export function setAside(rows) {
   return rows.filter((row) => row.state !== "damaged" && row.state !== "committed");
 }
 
+// The usual seconds between commits, of the last twenty; null if there are too few to say.
+export function usualGap(rows) {
+  const times = rows.filter((row) => row.state === "committed").slice(0, 20).map((row) => new Date(row.created).getTime() / 1000).filter(Number.isFinite);
+  if (times.length < 4) return null;
+  return median(times.slice(1).map((time, index) => times[index] - time));
+}
+
 // The folder of the step that a row was trained on from, if it is still there.
 export function parentRow(rows, row) {
   if (row.parent === null || row.parent === undefined) return null;
@@ -102,6 +118,7 @@ export function stepBefore(rows, newest) {
 
 export function matches(row, filter, text) {
   if (filter === "committed" && row.state !== "committed") return false;
+  if (filter === "verified" && !row.verified) return false;
   if (filter === "damaged" && row.state !== "damaged") return false;
   if (filter === "set aside" && (row.state === "committed" || row.state === "damaged")) return false;
   if (filter === "tagged" && !(row.tags || []).length) return false;

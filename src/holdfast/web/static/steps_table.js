@@ -4,11 +4,11 @@ import { el, replace } from "./dom.js";
 import { badge } from "./parts.js";
 import { matches } from "./run_model.js";
 import { compareRoute, stepRoute } from "./routes.js";
-import { ago, at, count, duration, milliseconds, size, stepName, visible } from "./text.js";
+import { ago, at, count, duration, milliseconds, ruleWords, size, stepName, visible } from "./text.js";
 import { windowedTable } from "./windowed.js";
 
-const FILTERS = ["all", "committed", "damaged", "set aside", "tagged"];
-const STATES = { committed: ["committed", "good"], damaged: ["damaged", "bad"], abandoned: ["abandoned", "aside"], left_behind: ["left behind", "aside"] };
+const FILTERS = ["all", "committed", "verified", "damaged", "set aside", "tagged"];
+const STATES = { committed: ["committed", "plain"], damaged: ["damaged", "bad"], abandoned: ["abandoned", "aside"], left_behind: ["left behind", "aside"] };
 const COLUMNS = [
   { label: "Step", class: "c-step" }, { label: "State", class: "c-state" }, { label: "Saved", class: "c-when wide-only" }, { label: "Size", class: "c-num" },
   { label: "Publish", class: "c-num wide-only", title: "time from the call to the published step" }, { label: "Stall", class: "c-num", title: "how long training waited" },
@@ -75,6 +75,7 @@ export function stepsTable(model, options, changed) {
     const before = state.shown[0];
     state.shown = model().rows.filter((entry) => matches(entry, state.filter, state.text));
     const place = before ? state.shown.findIndex((entry) => entry.folder === before.folder) : 0;
+    table.node.classList.toggle("one-branch", model().rows.every((entry) => !entry.branch));
     table.setEmpty(emptyText());
     table.setCount(state.shown.length, { insertedAbove: Math.max(0, place) });
     drawChips();
@@ -85,7 +86,7 @@ export function stepsTable(model, options, changed) {
   function emptyText() {
     const wanted = Number(state.text.replace(/,/g, ""));
     const gone = state.text && (model().gone || []).find((step) => step.step === wanted);
-    return gone ? `Step ${wanted.toLocaleString("en-US")} is gone: ${visible(gone.why)}.` : "No step fits the filter.";
+    return gone ? `Step ${wanted.toLocaleString("en-US")} is gone: ${ruleWords(gone.why)}.` : "No step fits the filter.";
   }
 
   function tell() {
@@ -96,7 +97,7 @@ export function stepsTable(model, options, changed) {
   // `toggle` is bound to the boxes by delegation: the rows come and go.
   table.node.addEventListener("change", (event) => event.target.matches("input[data-folder]") && toggle(event.target.dataset.folder));
   const compareChosen = () => { if (state.chosen.size === 2) location.hash = address(); };
-  return { node, update, compareChosen };
+  return { node, update, compareChosen, refresh: table.refresh };
 }
 
 function row(entry, now, state) {
@@ -107,7 +108,7 @@ function row(entry, now, state) {
   const going = now.leaving.get(entry.folder);
   return { attributes: { class: `linked ${kind}`, "aria-selected": String(box.checked) }, cells: [
     el("td", { class: "c-step" }, box, el("a", { class: "name", href: stepRoute(now.id, entry.folder), tabindex: -1 }, name)),
-    el("td", { class: "c-state" }, badge(word, kind)),
+    el("td", { class: "c-state" }, going === undefined ? badge(word, kind) : [el("span", { class: "desk-only" }, badge(word, kind)), el("span", { class: "phone-only" }, badge("goes next", "going"))]),
     el("td", { class: "c-when wide-only", title: at(entry.created) }, entry.created ? ago(entry.created, Date.now()) : "–"),
     el("td", { class: "c-num" }, size(entry.bytes)),
     el("td", { class: "c-num wide-only" }, duration(entry.seconds)),
@@ -118,6 +119,6 @@ function row(entry, now, state) {
 }
 
 function noteOf(entry, now, going) {
-  const text = entry.note || going || now.staying.get(entry.folder) || "";
-  return el("span", { class: "sub", title: visible(text) }, visible(text));
+  const text = ruleWords(entry.note || going || now.staying.get(entry.folder) || "");
+  return el("span", { class: "sub", title: text }, text);
 }

@@ -1,30 +1,22 @@
 // What a person asks first about a run, answered in words: newest intact step, save in flight, stall, what goes and why.
 
-import { el, replace } from "./dom.js";
-import { damaged, leaving, newestIntact, publishTimes, setAside, stalls, stepBefore } from "./run_model.js";
+import { el } from "./dom.js";
+import { redraw } from "./parts.js";
+import { damaged, leaving, newestIntact, publishTimes, setAside, stalls, stepBefore, usualGap } from "./run_model.js";
 import { compareRoute, stepRoute } from "./routes.js";
-import { ago, at, count, duration, list, milliseconds, size, stepName, visible, whole } from "./text.js";
+import { ago, at, count, duration, list, milliseconds, ruleWords, size, stepName, visible, whole } from "./text.js";
 
 // `now` has {id, rows, flights, retention, gone, changes, verifyNode}; `changes` is a node or null, verifyNode(row) offers a verification.
 export function drawSummary(node, now) {
-  const focused = node.contains(document.activeElement) ? document.activeElement : null;
-  const lines = [newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), changedLine(now)].filter(Boolean);
-  replace(node, lines.map(([name, content, kind]) => el("div", { class: `fact-line ${kind || ""}` }, el("dt", null, name), el("dd", null, content))));
-  if (focused) focusAgain(node, focused);
-}
-
-// Events redraw the lines; who is in them with the keyboard stays where they were.
-function focusAgain(node, focused) {
-  const href = focused.getAttribute("href");
-  const target = node.contains(focused) ? focused : [...node.querySelectorAll("a")].find((link) => link.getAttribute("href") === href);
-  if (target) target.focus({ preventScroll: true });
+  const lines = [newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), silenceLine(now), changedLine(now)].filter(Boolean);
+  redraw(node, lines.map(([name, content, kind]) => el("div", { class: `fact-line ${kind || ""}` }, el("dt", null, name), el("dd", null, content))));
 }
 
 function newestLine({ id, rows, verifyNode }) {
   const row = newestIntact(rows);
-  if (!row) return ["Newest intact", rows.length ? "no step of this run is intact" : "no step was saved yet", rows.length ? "bad" : ""];
-  return ["Newest intact", [el("a", { class: "big", href: stepRoute(id, row.folder) }, stepName(row.folder)),
-    el("span", null, el("span", { title: at(row.created) }, ` committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}; ${row.verified ? "every byte verified just now" : "its manifest is good, its bytes were not read again"}`), verifyNode ? verifyNode(row) : null]];
+  if (!row) return ["Newest", rows.length ? "no step of this run is intact" : "no step was saved yet", rows.length ? "bad" : ""];
+  return [row.verified ? "Newest, intact" : "Newest committed", [el("a", { class: "big", href: stepRoute(id, row.folder) }, stepName(row.folder)),
+    el("span", null, el("span", { title: at(row.created) }, ` committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}; ${row.verified ? `every byte verified${typeof row.verified === "string" || typeof row.verified === "number" ? ` ${ago(row.verified, Date.now())}` : ""}` : "not verified: its manifest is good, its bytes were not read again"}`), verifyNode ? verifyNode(row) : null]];
 }
 
 function flightLine({ flights }) {
@@ -54,12 +46,12 @@ function goesLine({ id, retention }) {
   if (!retention || !(retention.policy || going.length)) return ["Goes next", "nothing: the run keeps every step"];
   if (!going.length) return ["Goes next", "nothing; the rules keep every step that is here"];
   const [folder, why] = going[0];
-  return ["Goes next", [el("a", { href: stepRoute(id, folder) }, stepName(folder)), `: ${visible(why)}`, going.length > 1 ? `; ${whole(going.length - 1)} more` : ""]];
+  return ["Goes next", [el("a", { href: stepRoute(id, folder) }, stepName(folder)), `: ${ruleWords(why)}`, going.length > 1 ? `; ${whole(going.length - 1)} more` : ""]];
 }
 
 function wentLine({ gone }) {
   const last = (gone || [])[0];
-  return last ? ["Removed last", `step ${whole(last.step)}: ${visible(last.why)}${last.at ? `, ${ago(last.at, Date.now())}` : ""}`] : null;
+  return last ? ["Removed last", `step ${whole(last.step)}: ${ruleWords(last.why)}${last.at ? `, ${ago(last.at, Date.now())}` : ""}`] : null;
 }
 
 function damagedLine({ id, rows }) {
@@ -68,7 +60,17 @@ function damagedLine({ id, rows }) {
   const parts = [];
   if (bad.length) parts.push(el("span", { class: "warn" }, `${count(bad.length, "step is", "steps are")} damaged: `, bad.slice(0, 3).map((row, index) => [index ? ", " : "", el("a", { href: stepRoute(id, row.folder) }, stepName(row.folder))]), bad.length > 3 ? ` and ${bad.length - 3} more` : ""));
   if (aside.length) parts.push(el("span", null, parts.length ? "; " : "", `${count(aside.length, "step")} set aside`));
-  return parts.length ? ["Watch", parts, bad.length ? "bad" : ""] : null;
+  return parts.length ? ["Attention", parts, bad.length ? "bad" : ""] : null;
+}
+
+// A run that stopped looks like one that waits: how long ago its last sign was, against what is usual.
+function silenceLine({ rows, flights }) {
+  const newest = newestIntact(rows);
+  const usual = usualGap(rows);
+  if (!newest || !usual || (flights && flights.length)) return null;
+  const silent = (Date.now() - new Date(newest.created).getTime()) / 1000;
+  if (!(silent > Math.max(10, 5 * usual))) return null;
+  return ["Silent", `no step was committed for ${duration(silent)}; they came every ${duration(usual)}. The run may have ended or stopped.`];
 }
 
 function changedLine({ id, rows, changes }) {

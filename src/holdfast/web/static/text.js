@@ -78,6 +78,12 @@ export function visibleLines(text) {
   return String(text).split("\n").map((line) => visible(line.replace(/\t/g, "    "))).join("\n");
 }
 
+// Rules of retention as people say them: last(3) | every(100) is "the last 3, every 100th".
+export function ruleWords(text) {
+  return visible(text).replace(/last\((\d+)\)/g, "the last $1").replace(/every\(1\)/g, "every step").replace(/every\((\d+)\)/g, "every $1th")
+    .replace(/best\((\d+), ?['"]?([^'")]*)['"]?[^)]*\)/g, "the best $1 by $2").replace(/newer_than\(['"]?([^'")]*)['"]?\)/g, "newer than $1").replace(/ \| /g, ", ");
+}
+
 export function list(names, most) {
   const shown = names.slice(0, most);
   const more = names.length - shown.length;

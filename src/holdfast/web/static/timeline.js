@@ -102,7 +102,7 @@ function bladeShape(blade, y, length, apart, leaving) {
 
 // A blade leans as kelp does in a current.
 function leaf(length, apart) {
-  const w = Math.min(7, length * 0.28, apart * 0.34);
+  const w = Math.max(1.8, Math.min(7, length * 0.28, apart * 0.34));
   return `M0 0 C${-w * 0.9} ${-length * 0.3} ${-w * 0.2} ${-length * 0.72} ${w * 1.1} ${-length} C${w * 1.35} ${-length * 0.62} ${w * 1.2} ${-length * 0.22} 0 0Z`;
 }
 

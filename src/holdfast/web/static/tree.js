@@ -139,7 +139,7 @@ function cellsOf(entry, open, fold, flat) {
   const several = row.kind === "folded" && row.alike && row.alike.length > 1;
   const name = flat && row.key ? row.key : several ? numbersText(row.alike) : row.name;
   const twist = el("span", { class: "twist", "aria-hidden": "true" }, fold ? (open ? "▾" : "▸") : "");
-  const alike = several ? el("span", { class: "alike" }, ` ${count(row.alike.length, "of a kind", "of a kind")}`) : null;
+  const alike = several ? el("span", { class: "alike" }, ` ${count(row.alike.length, "alike", "alike")}`) : null;
   return [
     el("td", { class: "c-key", style: indent(entry), title: visible(row.key || row.prefix || row.name) }, twist, el("span", { class: "key" }, name === "" ? "(empty)" : visible(name)), alike),
     el("td", { class: "c-shape" }, row.shape ? shapeText(row.shape) : row.tensors ? el("span", { class: "sub" }, `${count(row.tensors, "tensor")}${several ? " each" : ""}`) : ""),

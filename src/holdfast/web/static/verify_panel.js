@@ -45,6 +45,6 @@ function verdict(result, step) {
   }
   const damaged = result.damaged || [];
   const rows = damaged.map((entry) => [visible(entry.file), list((entry.keys || []).map(visible), 12), visible(entry.text)]);
-  return el("div", { class: "verdict bad", role: "alert" }, el("p", null, `${stepName(step)} is damaged in ${count(damaged.length, "place")}. The other tensors can still be read with holdfast.load(path, state, only=[...]).`),
+  return el("div", { class: "verdict bad", role: "alert" }, el("p", null, `${stepName(step)} is damaged: ${count(damaged.reduce((sum, entry) => sum + (entry.keys || []).length, 0), "tensor")} in ${count(damaged.length, "file")} cannot be trusted. The other tensors can still be read with holdfast.load(path, state, only=[...]).`),
     shortTable("Damaged", [{ label: "File" }, { label: "Tensors", class: "c-key" }, { label: "What is wrong" }], rows, 20));
 }

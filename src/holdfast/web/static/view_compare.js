@@ -7,7 +7,7 @@ import { heatmap } from "./heatmap.js";
 import { runJob } from "./jobs.js";
 import { announce, crumbs, empty, facts, failed, progressBar, section, shortTable } from "./parts.js";
 import { compareRoute, parseSide, sideText, stepRoute } from "./routes.js";
-import { newestIntact, rowsOf, stepBefore } from "./run_model.js";
+import { goneText, newestIntact, rowsOf, stepBefore } from "./run_model.js";
 import { count, list, size, stepName, value, visible, whole } from "./text.js";
 
 export async function compareView(main, route, signal) {
@@ -24,17 +24,19 @@ export async function compareView(main, route, signal) {
   const form = chooser(runs, about, route.options, signal);
   replace(main, el("div", { class: "page-head" }, el("h1", null, "What changed")), form.node, result);
   const sides = await form.ready;
-  if (sides.a && sides.b) {
+  const absent = sides.a?.absent || sides.b?.absent;
+  if (absent) replace(result, failed(new Error(absent)));
+  else if (sides.a && sides.b) {
     form.offerGroups(sides.b).catch(() => undefined);
     compare(result, { ...sides, mapping: route.options.mapping || null, group: route.options.group }, signal);
   }
-  else replace(result, empty(runs.length ? "Choose two checkpoints." : "There is no run here yet."));
+  else replace(result, empty(runs.length ? "Choose two checkpoints, the older one first." : "There is no run here yet."));
   return null;
 }
 
 // Two fields for each side: a run, and a step of it.
 function chooser(runs, about, options, signal) {
-  const first = side("From", runs, parseSide(options.a), signal, false);
+  const first = side("From", runs, parseSide(options.a) || besideOf(parseSide(options.b)), signal, false);
   const second = side("To", runs, parseSide(options.b) || parseSide(options.a), signal, true);
   const mapping = el("input", { class: "search", id: "mapping", list: "mappings", placeholder: "none: keys are the same", value: options.mapping || "", spellcheck: "false" });
   const group = el("select", { id: "group" });
@@ -47,7 +49,7 @@ function chooser(runs, about, options, signal) {
     if (address === location.hash) window.dispatchEvent(new HashChangeEvent("hashchange"));
     else location.hash = address;
   });
-  const ready = Promise.all([first.ready, second.ready]).then(([a, b]) => ({ a: options.a ? a : options.b ? first.before(b) : null, b: options.b ? b : null }));
+  const ready = Promise.all([first.ready, second.ready]).then(([a, b]) => ({ a: options.a ? a : null, b: options.b ? b : null }));
   // A checkpoint of several groups, such as weights and an optimizer's state, is compared one group at a time.
   async function offerGroups(chosen) {
     const step = await get(stepAddress(chosen.run, chosen.step), null, signal);
@@ -68,10 +70,12 @@ function side(label, runs, chosen, signal, newest) {
   async function fill(wanted) {
     const entry = runs.find((one) => one.id === run.value);
     if (!entry) return null;
-    rows = entry.kind === "checkpoint" ? [{ folder: "self", step: null, state: "committed" }] : rowsOf(await get(runAddress(entry.id), null, signal));
+    const answer = entry.kind === "checkpoint" ? null : await get(runAddress(entry.id), null, signal);
+    rows = answer ? rowsOf(answer) : [{ folder: "self", step: null, state: "committed" }];
     const intact = newestIntact(rows);
     const before = stepBefore(rows, intact);
     replace(step, rows.map((row) => el("option", { value: row.folder }, `${stepName(row.folder)}${row.state === "committed" ? "" : ` (${visible(row.state)})`}`)));
+    if (wanted && !rows.some((row) => row.folder === wanted)) return { absent: goneText(wanted, rows, answer) };
     const start = rows.some((row) => row.folder === wanted) ? wanted : ((newest ? intact : before) || intact || rows[0] || {}).folder;
     if (start) step.value = start;
     return start ? { run: run.value, step: start } : null;
@@ -81,8 +85,11 @@ function side(label, runs, chosen, signal, newest) {
     node: el("div", { class: "side" }, el("label", { for: `${name}-run` }, label), run, step),
     ready: fill(chosen && chosen.step),
     chosen: () => (run.value && step.value ? { run: run.value, step: step.value } : null),
-    before: () => (run.value && step.value ? { run: run.value, step: step.value } : null),
   };
+}
+
+function besideOf(chosen) {
+  return chosen && { run: chosen.run, step: null };
 }
 
 async function compare(node, wanted, viewSignal) {
@@ -109,12 +116,19 @@ function showResult(node, result, sides, signal) {
     result.partial ? el("p", { class: "warn" }, "The time limit was reached: this is what was compared until then.") : null,
     facts([["Unchanged", whole(result.same)], ["Changed", whole(result.changed)], ["Added", whole(result.added_count ?? length(result.added))], ["Missing", whole(result.missing_count ?? length(result.missing))], ["Reshaped", whole(length(result.reshaped))]]),
     (result.layers || []).length ? section("Layers", "Tensors down, layers across; the stronger the color, the larger the change.", heatmap(result, signal), layersTable(result)) : null,
-    tensorsSection(result),
+    problemsSection(result.problems || []), tensorsSection(result),
     names("Added", result.added, "Only in the second."), names("Missing", result.missing, "Only in the first."), names("Reshaped", result.reshaped, "Another shape or type."), stateSection(result.state || []));
 }
 
 function headline(result) {
   const most = mostChanged(result, 3);
+  const unread = length(result.problems);
+  if (!result.same && !result.changed) {
+    if (unread) return `${count(unread, "tensor")} could not be read: nothing was compared.`;
+    if (!length(result.added) && !length(result.missing) && !length(result.reshaped)) return "Neither has a tensor to compare.";
+    return "No tensor is in both with the same shape.";
+  }
+  if (!result.changed && !length(result.added) && !length(result.missing) && !length(result.reshaped) && unread) return `${count(result.same, "tensor is", "tensors are")} equal bit for bit; ${count(unread, "tensor")} could not be read.`;
   if (!result.changed && !length(result.added) && !length(result.missing) && !length(result.reshaped)) return `Nothing changed: ${count(result.same, "tensor is", "tensors are")} equal bit for bit.`;
   if (!most.length) return `${count(result.changed, "tensor")} changed.`;
   return `Changed most: ${list(most.map((entry) => `${visible(entry.name)} (${percent(Number.isFinite(entry.change) ? entry.change : "Infinity")})`), 3)}.`;
@@ -138,6 +152,12 @@ function tensorsSection(result) {
   if (!sorted.length) return null;
   return section("Tensors", "Those that changed most, and those outside the layers.", shortTable("Differences", [{ label: "Tensor", class: "c-key" }, { label: "Relative", class: "c-num" }, { label: "Largest difference", class: "c-num" }],
     sorted.map((row) => [visible(row.key), percent(row.relative), value(row.max_abs)]), 12));
+}
+
+function problemsSection(problems) {
+  if (!problems.length) return null;
+  return section("Not read", "Tensors that could not be compared.", shortTable("Not read", [{ label: "Tensor", class: "c-key" }, { label: "Why", class: "c-note" }],
+    problems.map((one) => [visible(one.key ?? ""), visible(one.text ?? one.message ?? one.what ?? JSON.stringify(one))]), 12));
 }
 
 function stateSection(differences) {

@@ -6,33 +6,33 @@ import { el, replace } from "./dom.js";
 import { flightsPanel } from "./flights.js";
 import { setShortcuts } from "./help.js";
 import { changedMost } from "./changed_most.js";
-import { announce, badge, crumbs, empty, section, setLinkState, shortTable } from "./parts.js";
-import { goneSteps, leaving, merged, rowsOf, setAside, staying } from "./run_model.js";
+import { announce, badge, crumbs, empty, redraw, section, setLinkState, shortTable } from "./parts.js";
+import { goneSteps, leaving, merged, newestIntact, rowsOf, setAside, staying } from "./run_model.js";
 import { queryText, stepRoute } from "./routes.js";
 import { runChart } from "./run_chart.js";
 import { stepsTable } from "./steps_table.js";
 import { follow } from "./stream.js";
 import { drawSummary } from "./summary.js";
-import { ago, at, count, stepName, visible, visibleLines, whole } from "./text.js";
+import { ago, at, count, ruleWords, stepName, visible, visibleLines, whole } from "./text.js";
 import { withVerdicts } from "./verdicts.js";
 import { verifyPanel } from "./verify_panel.js";
 
 const POINTS = 2000;
 const LOG_MOST = 500;
-const AGES_MS = 30000; // after which "3 min ago" is written anew
+const AGES_MS = 5000; // after which "3 min ago" is written anew
 
 export async function runView(main, route, signal) {
   const address = runAddress(route.run);
   const run = await get(address, null, signal);
-  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], events: run.events || [], ...kept(run) };
+  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], kept: { keeping: {}, log: {} }, events: run.events || [], ...kept(run) };
   crumbs([["Runs", "#/"], [visible(run.name), null]]);
   const view = parts(now, route, signal);
   replace(main, view.nodes);
   view.draw();
   await Promise.allSettled([readFlights(now, view, signal), readMetrics(now, view, signal)]);
-  changedMost(now, signal).then((node) => { now.changes = node; view.summary(); });
+  findChanges(now, view, signal);
   if (!isReport()) listen(address, now, view, signal);
-  const ages = setInterval(view.summary, AGES_MS);
+  const ages = setInterval(() => { if (!document.hidden) view.ages(); }, AGES_MS);
   signal.addEventListener("abort", () => clearInterval(ages));
   setShortcuts({ c: view.compareChosen });
   return null;
@@ -95,7 +95,8 @@ function parts(now, route, signal) {
     names.querySelector("[aria-pressed=true]")?.focus();
   }
 
-  return { nodes, draw, summary: () => drawSummary(summary, now), flights: () => { flightSection.hidden = !now.flights.length; flights.update(now.flights); drawSummary(summary, now); chart.update(); }, chart: chart.update, log: () => drawLog(log, now), compareChosen: table.compareChosen };
+  const ages = () => { drawSummary(summary, now); table.refresh(); };
+  return { nodes, draw, ages, summary: () => drawSummary(summary, now), flights: () => { flightSection.hidden = !now.flights.length; flights.update(now.flights); drawSummary(summary, now); chart.update(); }, chart: chart.update, log: () => drawLog(log, now), compareChosen: table.compareChosen };
 }
 
 function head(now) {
@@ -105,7 +106,7 @@ function head(now) {
 function drawLegend(node, now) {
   const there = {
     committed: true, damaged: now.rows.some((row) => row.state === "damaged"), abandoned: setAside(now.rows).length > 0, gone: now.gone.length > 0, going: now.leaving.size > 0,
-    tagged: now.rows.some((row) => (row.tags || []).length), kill: now.marks.some((mark) => mark.kind === "kill"), restore: now.marks.some((mark) => mark.kind === "restore"),
+    tagged: now.rows.some((row) => (row.tags || []).length), saving: (now.flights || []).length > 0, kill: now.marks.some((mark) => mark.kind === "kill"), restore: now.marks.some((mark) => mark.kind === "restore"),
   };
   const words = { abandoned: "set aside", going: "goes next" };
   replace(node, Object.keys(there).filter((kind) => there[kind]).map((kind) => el("li", null, el("i", { class: `legend-key ${kind}`, "aria-hidden": "true" }), words[kind] || kind)));
@@ -121,19 +122,19 @@ function drawKeeping(node, now, signal) {
   const rows = (now.retention && now.retention.rows) || [];
   const policy = now.retention && now.retention.policy;
   const going = rows.filter((row) => !row.keep);
-  const gone = now.gone.map((step) => [`step ${whole(step.step)}`, badge("gone", "gone"), visible(step.why)]);
+  const gone = now.gone.map((step) => [`step ${whole(step.step)}`, badge("gone", "gone"), ruleWords(step.why)]);
   const order = [...now.leaving].map(([folder, why]) => ({ folder, why, keep: false })).concat(rows.filter((row) => row.keep && !now.leaving.has(row.folder)));
-  replace(node, el("p", null, policy ? ["Rules: ", el("code", null, visible(policy))] : "The run names no rules; every step is kept."),
+  redraw(node, el("p", null, policy ? ["Rules: ", ruleWords(policy), " ", el("code", { class: "note" }, visible(policy))] : "The run names no rules; every step is kept."),
     order.length || gone.length ? shortTable("What goes, what stays, what is gone", [{ label: "Step" }, { label: "" }, { label: "Why" }],
-      order.map((row) => [el("a", { href: stepRoute(now.id, row.folder) }, stepName(row.folder)), row.keep ? badge("stays", "good") : badge("goes next", "going"), visible(row.why)]).concat(gone), Math.max(8, Math.min(now.leaving.size + 5, 20))) : null,
+      order.map((row) => [el("a", { href: stepRoute(now.id, row.folder) }, stepName(row.folder)), row.keep ? badge("stays", "good") : badge("goes next", "going"), ruleWords(row.why)]).concat(gone), Math.max(8, Math.min(now.leaving.size + 5, 20)), now.kept.keeping) : null,
     changesPanel(now, going, signal));
 }
 
 function drawLog(node, now) {
   if (!now.events.length) return void replace(node, empty("Nothing has happened since the page was opened."));
   const rows = [...now.events].reverse();
-  replace(node, shortTable("Log, newest first", [{ label: "When", class: "c-when" }, { label: "Step", class: "c-num" }, { label: "What" }],
-    rows.map((event) => [el("span", { title: at(event.at) }, event.at ? ago(event.at, Date.now()) : "–"), event.step === null || event.step === undefined ? "–" : whole(event.step), [badge(event.kind, event.kind), " ", visible(event.text || "")]]), 8));
+  redraw(node, shortTable("Log, newest first", [{ label: "When", class: "c-when" }, { label: "Step", class: "c-num" }, { label: "What" }],
+    rows.map((event) => [el("span", { title: at(event.at) }, event.at ? ago(event.at, Date.now()) : "–"), event.step === null || event.step === undefined ? "–" : whole(event.step), [badge(event.kind, event.kind), " ", visible(event.text || "")]]), 8, now.kept.log));
 }
 
 function settings(run) {
@@ -156,10 +157,34 @@ async function readMetrics(now, view, signal) {
   view.draw();
 }
 
+// Which layers changed most is found again when there is another newest step, for one at a time.
+async function findChanges(now, view, signal) {
+  const newest = newestIntact(now.rows);
+  if (!newest || now.compared === newest.folder || now.comparing) return;
+  Object.assign(now, { compared: newest.folder, comparing: true });
+  const changes = await changedMost(now, signal);
+  Object.assign(now, { changes, comparing: false });
+  if (signal.aborted) return;
+  view.summary();
+  findChanges(now, view, signal);
+}
+
+// Where the metrics are those that were saved with the steps, a new step brings new points.
+function appendSaved(now, delta) {
+  if (now.run.kind !== "root") return;
+  for (const row of [...((delta.changed && delta.changed.steps) || [])].sort((a, b) => a.step - b.step)) {
+    for (const [name, number] of Object.entries(row.metrics || {})) {
+      const series = now.metrics[name];
+      const last = series ? series.step[series.step.length - 1] : -1;
+      if (typeof number === "number" && (last === undefined || row.step > last)) append(now.metrics, { [name]: { step: [row.step], value: [number] } }, now);
+    }
+  }
+}
+
 function listen(address, now, view, signal) {
   const handlers = {
     state: setLinkState,
-    run: (delta) => { now.rows = withVerdicts(now.id, merged(now.rows, delta)); if (delta.retention) Object.assign(now, kept(delta)); view.draw(); tell(delta); },
+    run: (delta) => { now.rows = withVerdicts(now.id, merged(now.rows, delta)); if (delta.retention) Object.assign(now, kept(delta)); appendSaved(now, delta); view.draw(); tell(delta); findChanges(now, view, signal); },
     flights: ({ flights }) => { now.flights = flights || []; view.flights(); },
     metrics: ({ names, marks }) => { append(now.metrics, names || {}, now); if (marks) now.marks = marks; view.chart(); },
     log: (event) => {

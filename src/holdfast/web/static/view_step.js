@@ -5,10 +5,10 @@ import { get, isReport, runAddress, stepAddress } from "./data.js";
 import { el, replace } from "./dom.js";
 import { setShortcuts } from "./help.js";
 import { badge, crumbs, empty, facts, failed, jsonTree, section, shortTable } from "./parts.js";
-import { rowsOf, stepBefore } from "./run_model.js";
+import { goneText, leaving, rowsOf, staying, stepBefore } from "./run_model.js";
 import { compareRoute, layoutRoute, runRoute, stepRoute } from "./routes.js";
 import { stateOf } from "./steps_table.js";
-import { ago, at, count, list, size, stepName, value, visible, whole } from "./text.js";
+import { ago, at, count, list, ruleWords, size, stepName, value, visible, whole } from "./text.js";
 import { tensorPanel } from "./tensor_panel.js";
 import { tensorTree } from "./tree.js";
 import { withVerdicts } from "./verdicts.js";
@@ -30,13 +30,14 @@ export async function stepView(main, route, signal) {
     step = await get(stepAddress(route.run, route.step), null, signal);
   } catch (error) {
     if (signal.aborted) throw error;
-    replace(main, head, failed(error), row && row.note ? el("p", { class: "warn" }, visible(row.note)) : null);
+    const absent = run && !row && !alone && error.status === 404;
+    replace(main, head, failed(absent ? new Error(ruleWords(goneText(route.step, rows, run))) : error), absent ? el("p", null, el("a", { href: runRoute(route.run) }, `All steps of ${visible(run.name)}`)) : null, row && row.note ? el("p", { class: "warn" }, visible(row.note)) : null);
     return null;
   }
-  return drawStep(main, { route, rows, row, step, head, drawState, signal });
+  return drawStep(main, { route, run, rows, row, step, head, drawState, signal });
 }
 
-async function drawStep(main, { route, rows, row, step, head, drawState, signal }) {
+async function drawStep(main, { route, run, rows, row, step, head, drawState, signal }) {
   const options = { ...route.options };
   const remember = (changed, leap) => {
     Object.assign(options, changed);
@@ -55,7 +56,7 @@ async function drawStep(main, { route, rows, row, step, head, drawState, signal 
   const verify = isReport() ? null : verifyPanel(route.run, route.step, drawState, signal);
   const parent = stepBefore(rows, row);
   const compare = parent ? compareRoute({ run: route.run, step: parent.folder }, { run: route.run, step: route.step }) : compareRoute(null, { run: route.run, step: route.step });
-  replace(main, head, overview(step, row),
+  replace(main, head, overview(step, row, run),
     isReport() ? null : el("div", { class: "actions" }, el("a", { class: "button", href: compare }, parent ? `Compare with ${stepName(parent.folder)}` : "Compare with another"), el("a", { class: "button", href: layoutRoute(route.run, route.step, { group }) }, "Layout"), verify.node),
     section("Tensors", "Folded by layer; arrow keys unfold.", el("div", { class: "tensors" }, tree.node || tree, panel.node)),
     groups.length ? section("Groups", null, groupsTable(groups), (step.optimizer || []).map(optimizerOf)) : null,
@@ -83,12 +84,16 @@ function stateLine(row) {
   return [badge(word, kind), (row.tags || []).map((tag) => badge(tag, "tag")), row.note ? el("span", { class: kind === "bad" ? "warn" : "" }, ` ${visible(row.note)}`) : null];
 }
 
-function overview(step, row) {
+function overview(step, row, run) {
+  const why = row && run ? leaving(run.retention).get(row.folder) : null;
+  const stays = row && run ? staying(run.retention).get(row.folder) : null;
   const metrics = Object.entries(step.metrics || {}).map(([metric, number]) => `${visible(metric)} ${value(number)}`);
   return facts([
     ["Saved", step.created ? el("span", { title: at(step.created) }, ago(step.created, Date.now())) : null], ["Size", size(step.bytes)],
     ["Ranks", step.world ? whole(step.world) : null], ["Tensors", tensorCount(step.groups || [])],
     ["Metrics", metrics.length ? metrics.slice(0, 8).join(", ") : null], row && row.branch ? ["Branch", whole(row.branch)] : null,
+    why || stays ? [why ? "Goes next" : "Kept by", ruleWords(why || stays)] : null,
+    step.address ? ["Folder", el("span", { class: "address" }, visible(step.address))] : null,
   ]);
 }
 
