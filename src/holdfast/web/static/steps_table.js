@@ -8,7 +8,7 @@ import { ago, at, count, duration, milliseconds, ruleWords, size, stepName, visi
 import { windowedTable } from "./windowed.js";
 
 const FILTERS = ["all", "committed", "verified", "damaged", "set aside", "tagged"];
-const STATES = { committed: ["committed", "plain"], damaged: ["damaged", "bad"], abandoned: ["abandoned", "aside"], left_behind: ["left behind", "aside"] };
+const STATES = { committed: ["committed", "unread"], damaged: ["damaged", "bad"], abandoned: ["abandoned", "aside"], left_behind: ["left behind", "aside"] };
 const COLUMNS = [
   { label: "Step", class: "c-step" }, { label: "State", class: "c-state" }, { label: "Saved", class: "c-when wide-only" }, { label: "Size", class: "c-num" },
   { label: "Publish", class: "c-num wide-only", title: "time from the call to the published step" }, { label: "Stall", class: "c-num", title: "how long training waited" },
@@ -113,7 +113,7 @@ function row(entry, now, state) {
     el("td", { class: "c-num" }, size(entry.bytes)),
     el("td", { class: "c-num wide-only" }, duration(entry.seconds)),
     el("td", { class: "c-num" }, milliseconds(entry.stall_ms)),
-    el("td", { class: "c-num wide-only" }, entry.branch ?? "–"),
+    el("td", { class: "c-num c-branch wide-only" }, entry.branch ?? "–"),
     el("td", { class: "c-note" }, (entry.tags || []).map((tag) => badge(tag, "tag")), going !== undefined ? badge("goes next", "going") : null, noteOf(entry, now, going)),
   ] };
 }
