@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors.torch import save
 
 import holdfast
 from holdfast.storage.objects.store import ObjectStorage
+from tests.cli.calls import call
+from tests.convert.megatron import write_run
 from tests.sources.made import save_dcp, torch_file
 
 TENSORS = {"a": torch.arange(600.0).reshape(20, 30), "b": torch.ones(4, dtype=torch.bfloat16)}
@@ -39,3 +42,20 @@ def test_a_foreign_folder_is_opened_by_its_address(root: str, tmp_path: Path, fo
     holdfast.load(_address(root, "theirs"), {"model": live})
     for key, tensor in TENSORS.items():
         assert torch.equal(live[key], tensor), key
+
+
+def test_the_iterations_of_a_megatron_run_are_listed(root: str, tmp_path: Path) -> None:
+    run, storage = write_run(tmp_path / "run", 50, 100), ObjectStorage(root)
+    address = _address(root, "megatron")
+    for file in (path for path in run.rglob("*") if path.is_file()):
+        storage._calls.put(f"megatron/{file.relative_to(run)}", file.read_bytes())
+    done = call("ls", address, "--json")
+    assert done.exit_code == 0, done.exception
+    assert [(found["step"], found["folder"]) for found in json.loads(done.stdout)] == [
+        (50, "iter_0000050"), (100, "iter_0000100")
+    ]  # fmt: skip
+    (run / "latest_checkpointed_iteration.txt").unlink()
+    storage._calls.put("megatron/latest_checkpointed_iteration.txt", b"no number")
+    assert "neither an iteration nor" in call("ls", address).output
+    storage._calls.put("none/notes.txt", b"")
+    assert "no checkpoints under" in call("ls", _address(root, "none")).output
