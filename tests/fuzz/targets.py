@@ -31,12 +31,14 @@ from holdfast.format.safetensors import (
     header_bytes,
 )
 from holdfast.plan.writer_job import BlockJob, Copy, TravelJob, WriterJob
+from holdfast.program.model_program import Program
 from holdfast.writer.arena_card import Card, card_path
 from holdfast.writer.in_flight import saves_in_flight
 from tests.fuzz.foreign import foreign_targets
 from tests.fuzz.mappings import mapping_seeds, parse_mapping, seal_mapping, unseal_mapping
 from tests.fuzz.paddle_targets import paddle_targets
 from tests.fuzz.target import Target
+from tests.program.by_hand import program
 
 _TAIL = b"\x00" * 22
 
@@ -190,6 +192,7 @@ TARGETS = {
         Target("tag", (b'{"step":3,"attempt":".attempt-0"}',), _parse_tag),
         Target("policy", (b'[["last",[3]],["best",[2,"loss","min"]],["newer_than",[60.0]]]',), _parse_policy),
         Target("note", (_NOTE,), _parse_note),
+        Target("program", (program().to_json(),), Program.from_json),
         Target("mapping", mapping_seeds(), parse_mapping, unseal_mapping, seal_mapping),
         *paddle_targets(),
         *(Target(*fields) for fields in foreign_targets()),

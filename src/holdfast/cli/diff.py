@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
 
+from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.differences import Difference, compare_groups, compare_state
 from holdfast.cli.render import clean, count, open_path, print_json
 from holdfast.cli.steps import CheckpointPath, two_steps_option
 from holdfast.core.errors import NotFound
 from holdfast.core.terminal import progress_bar
+from holdfast.program.program_differences import ProgramDifference, compare_programs
 
 
 @click.command("diff", context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,7 +28,8 @@ def command(first: str, second: str, as_json: bool, chosen: tuple[str, ...]) -> 
 
     FIRST and SECOND may be roots, Megatron's too. --step N is for both, --step N --step M for one
     each. Exit code 0 if the contents are equal, 1 if they differ. Files with equal recorded digests
-    are not read. Use `holdfast verify` to check their bytes.
+    are not read. Use `holdfast verify` to check their bytes. Programs are compared by structure:
+    which operators changed, in which module.
 
     \b
     holdfast diff runs/a/step-40 runs/a/step-50     two steps of a run
@@ -42,17 +46,38 @@ def command(first: str, second: str, as_json: bool, chosen: tuple[str, ...]) -> 
         differences = [*compare_groups(one, two, chosen or groups, advance)]
         if not chosen:
             differences += compare_state(one, two)
+    programs = [] if chosen else [*_compare_programs(one, two)]
     if as_json:
         listed = [asdict(difference) for difference in differences]
-        print_json({"first": one.path, "second": two.path, "same": not differences, "differences": listed})
+        fields = {"first": one.path, "second": two.path, "same": not differences and not programs}
+        changed = {"program": [asdict(change) for change in programs]} if programs else {}
+        print_json({**fields, "differences": listed, **changed})
     else:
         click.echo(clean(f"first:  {one.path}\nsecond: {two.path}", keep="\n"))
         if _is_same_folder(one.path, two.path):
             click.echo("note: both are the same folder")
         for difference in differences:
             click.echo(_format(difference))
-        click.echo("the same" if not differences else count(len(differences), "difference"))
-    raise click.exceptions.Exit(1 if differences else 0)
+        for change in programs:
+            click.echo(clean(f"program: {change.where or '(the model itself)'}: {change.what}: {_change(change)}"))
+        total = len(differences) + len(programs)
+        click.echo("the same" if not total else count(total, "difference"))
+    raise click.exceptions.Exit(1 if differences or programs else 0)
+
+
+def _compare_programs(one: Checkpoint, two: Checkpoint) -> Iterator[ProgramDifference]:
+    """Compare the programs of two checkpoints, if both have one; else report the one that is missing."""
+    first, second = one.program, two.program
+    if first is not None and second is not None:
+        yield from compare_programs(first, second)
+    elif first is not None or second is not None:
+        yield ProgramDifference(
+            "program", "only in one", "" if first is None else "here", "" if second is None else "here"
+        )
+
+
+def _change(change: ProgramDifference) -> str:
+    return f"{change.first or 'missing'} against {change.second or 'missing'}"
 
 
 def _is_same_folder(first: str, second: str) -> bool:

@@ -10,10 +10,12 @@ import click
 
 from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
+from holdfast.cli.show_program import show_program
 from holdfast.cli.shown_program import source_program_fields, source_program_text
 from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.cli.tensor_tree import TreeRow, tree_lines
+from holdfast.core.errors import InvalidArgument
 from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 from holdfast.sources.foreign import Foreign
@@ -31,8 +33,22 @@ _SHOWN = 80  # characters of a value
 @step_option
 @click.option("--group", help="Show this group only.")
 @click.option("--all", "unfold", is_flag=True, help="Print every layer, also those that are alike.")
+@click.option("--program", "as_program", is_flag=True, help="Show the model's program instead.")
+@click.option("--origin", metavar="OP", help="With --program: where the calls of an operator come from.")
+@click.option("--svg", metavar="FILE", help="With --program: draw the graph, folded by module, into FILE.")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="With --program: count FLOPs at this size.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(path: str, key: str | None, group: str | None, unfold: bool, as_json: bool) -> None:
+def command(
+    path: str,
+    key: str | None,
+    group: str | None,
+    unfold: bool,
+    as_program: bool,
+    origin: str | None,
+    svg: str | None,
+    sizes: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Show the contents of the checkpoint at PATH, or one KEY with its values.
 
     KEY is the key of a tensor, or the name of a value in state.json. Layers that are alike are
@@ -45,8 +61,15 @@ def command(path: str, key: str | None, group: str | None, unfold: bool, as_json
     holdfast show runs/llama                            the newest step
     holdfast show runs/llama --step 40                  step 40; also runs/llama/step-40
     holdfast show runs/llama model.embed_tokens.weight  one tensor, with its values
+    holdfast show runs/llama --program                  the program, by module, with counts
+    holdfast show runs/llama --program --origin aten.addmm
     """
     checkpoint: Checkpoint = open_path(path)
+    if as_program:
+        show_program(checkpoint, origin, svg, sizes, as_json=as_json)
+        return
+    if origin is not None or svg is not None or sizes:
+        raise InvalidArgument("--origin, --svg and --size are about the program: add --program")
     if key is not None and key in checkpoint.state and key not in set(checkpoint.keys()):
         print_json(checkpoint.state[key])
         return
