@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from holdfast.program.graph import Origin
-from holdfast.program.summary import least_sizes, summarize
+from holdfast.program.module_counts import least_sizes, summarize
 from holdfast.program.svg import draw
 from tests.program.by_hand import program
 

@@ -15,8 +15,8 @@ from holdfast.core.errors import InvalidArgument, NotFound, StorageError
 from holdfast.format import strictjson
 from holdfast.program.arguments import encode_value
 from holdfast.program.graph import Node, NodeType, ProgramData, ScalarType, TensorType
+from holdfast.program.module_counts import ModuleSummary, composites, least_sizes, nodes_of, summarize, total_of
 from holdfast.program.sizes import size_text
-from holdfast.program.summary import ModuleSummary, composites, least_sizes, nodes_of, summarize, total_of
 from holdfast.program.svg import draw
 
 _DEPTH = 3  # parts of a path that a box of the SVG stands for

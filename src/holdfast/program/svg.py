@@ -7,7 +7,7 @@ from html import escape
 
 from holdfast.program.arguments import references
 from holdfast.program.graph import ProgramData
-from holdfast.program.summary import ModuleSummary, total_of
+from holdfast.program.module_counts import ModuleSummary, total_of
 
 _WIDTH, _HEIGHT, _GAP, _LEFT = 460, 44, 26, 90
 

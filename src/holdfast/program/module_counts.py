@@ -1,4 +1,4 @@
-"""What a program does, by module: operators, parameters, floating-point operations, and what composites became."""
+"""Counts of a program by module: operators, parameters, floating-point operations; what composites became."""
 
 from __future__ import annotations
 

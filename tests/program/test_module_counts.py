@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from holdfast import export_program
-from holdfast.program.summary import composites, least_sizes, nodes_of, summarize, total_of
+from holdfast.program.module_counts import composites, least_sizes, nodes_of, summarize, total_of
 from tests.adapters.program.models import AUTO, Cnn, Decoder, UNet
 from tests.program.by_hand import program
 
