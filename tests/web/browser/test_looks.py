@@ -86,6 +86,22 @@ def test_every_view_is_legible_and_named(opening: Callable[..., Any], site: Serv
         assert window.page.evaluate(PALE_TEXTS) == []
 
 
+def test_damage_fits_a_phone(opening: Callable[..., Any], site: Served) -> None:
+    """Long names of files and keys scroll in their table; the rows of the steps are as high as they are said to be."""
+    with opening(site.address, viewport=PHONE) as window:
+        window.open(step_route(site.run_id("damaged"), 20))
+        window.page.get_by_role("button", name="Verify").click()
+        expect(window.page.locator(".verdict.bad")).to_be_visible()
+        assert window.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        window.open(run_route(site.run_id("branches")))
+        window.shows("goes next")
+        window.page.set_viewport_size({"width": 1280, "height": 900})
+        table = window.section("Steps").get_by_role("table")
+        expect(table.locator("tbody tr[data-index='1']")).to_be_visible()
+        heights = table.evaluate("table => [...table.tBodies[0].rows].map((row) => Math.round(row.offsetHeight))")
+        assert set(heights) == {38}
+
+
 def test_the_theme_follows_the_system_and_the_switch(opening: Callable[..., Any], site: Served) -> None:
     with opening(site.address, color_scheme="dark") as window:
         window.open()

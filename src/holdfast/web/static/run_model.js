@@ -2,7 +2,7 @@
 
 import { median } from "./scales.js";
 
-const COLUMNS = ["folder", "step", "state", "created", "bytes", "seconds", "stall_ms", "parent", "branch", "tags", "world", "note", "verified"];
+const COLUMNS = ["folder", "step", "state", "created", "bytes", "seconds", "stall_ms", "parent", "branch", "tags", "world", "note", "verified", "verified_at"];
 const RANK = { damaged: 3, committed: 2 };
 
 export function rowsOf(run) {
@@ -55,12 +55,13 @@ export function staying(retention) {
 }
 
 // Steps that were there once: published by the log, or trained on from, and not among the rows. The newest first.
-export function goneSteps({ rows, events, retention }) {
+export function goneSteps({ rows, events, retention, removed }) {
   const here = new Set(rows.map((row) => row.step));
   const found = new Map();
   const policy = retention && retention.policy;
   const guess = policy ? `not kept by the rules (${policy})` : "removed by hand, or by rules of before";
   const note = (step, at) => { if (typeof step === "number" && !here.has(step) && !found.has(step)) found.set(step, { step, why: guess, at }); };
+  for (const one of removed || []) if (typeof one.step === "number" && !here.has(one.step)) found.set(one.step, { step: one.step, why: one.why || guess, at: one.at });
   for (const row of rows) note(row.parent, null);
   for (const event of events || []) {
     if (event.kind === "published") note(event.step, null);
@@ -73,7 +74,7 @@ export function goneSteps({ rows, events, retention }) {
 export function goneText(folder, rows, run) {
   const match = /^step-0*(\d+)$/.exec(folder);
   const step = match ? Number(match[1]) : null;
-  const gone = match && goneSteps({ rows, events: run.events, retention: run.retention }).find((one) => one.step === step);
+  const gone = match && goneSteps({ rows, events: run.events, retention: run.retention, removed: run.gone }).find((one) => one.step === step);
   if (gone) return `Step ${step.toLocaleString("en-US")} is gone: ${gone.why}.`;
   return `${match ? `Step ${step.toLocaleString("en-US")}` : folder} is not in this run; it may have been removed by its rules or by hand.`;
 }

@@ -16,7 +16,7 @@ function newestLine({ id, rows, verifyNode }) {
   const row = newestIntact(rows);
   if (!row) return ["Newest", rows.length ? "no step of this run is intact" : "no step was saved yet", rows.length ? "bad" : ""];
   return [row.verified ? "Newest, intact" : "Newest committed", [el("a", { class: "big", href: stepRoute(id, row.folder) }, stepName(row.folder)),
-    el("span", null, el("span", { title: at(row.created) }, ` committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}; ${row.verified ? `every byte verified${typeof row.verified === "string" || typeof row.verified === "number" ? ` ${ago(row.verified, Date.now())}` : ""}` : "not verified: its manifest is good, its bytes were not read again"}`), verifyNode ? verifyNode(row) : null]];
+    el("span", null, el("span", { title: at(row.created) }, ` committed ${ago(row.created, Date.now())}`), `, ${size(row.bytes)}; ${row.verified ? `every byte verified ${row.verified_at ? ago(row.verified_at, Date.now()) : "just now"}` : "not verified: its manifest is good, its bytes were not read again"}`), verifyNode ? verifyNode(row) : null]];
 }
 
 function flightLine({ flights }) {

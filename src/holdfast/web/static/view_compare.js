@@ -122,7 +122,7 @@ function showResult(node, result, sides, signal) {
 
 function headline(result) {
   const most = mostChanged(result, 3);
-  const unread = length(result.problems);
+  const unread = result.unread ?? length(result.problems);
   if (!result.same && !result.changed) {
     if (unread) return `${count(unread, "tensor")} could not be read: nothing was compared.`;
     if (!length(result.added) && !length(result.missing) && !length(result.reshaped)) return "Neither has a tensor to compare.";

@@ -68,7 +68,7 @@ function described(layout, tensor, key) {
     facts([["Shape", shapeText(tensor.shape || [])], ["Type", visible(tensor.dtype)], ["Size", size(tensor.bytes)], ["Ranks", whole(layout.ranks)], ["Placements", visible(layout.placements || "–")]]),
     section("Boxes", "Colors tell ranks apart; a label names who holds the box.", boxes.length ? boxesPicture(tensor.shape || [], boxes) : empty("No rank holds a part of it."),
       el("details", null, el("summary", null, "as a table"), shortTable("Boxes", [{ label: "Ranks" }, { label: "Offsets" }, { label: "Sizes" }], boxes.map((box) => [list(box.ranks.map(String), 16), box.offsets.join(", ") || "0", box.sizes.join(" × ") || "1"]), 32))),
-    section("Restore", "Bytes of the files that each rank reads for this tensor.", restore(layout.restore || [], tensor)),
+    section("Restore", "The bytes of the tensor that each rank reads.", restore(layout.restore || [], tensor), layout.restore_note ? el("p", { class: "note" }, visible(layout.restore_note)) : null),
     (layout.files || []).length ? section("Save", "Which rank writes which block.", shortTable("Writers", [{ label: "File" }, { label: "Block", class: "c-num" }, { label: "Rank", class: "c-num" }], layout.files.map((entry) => [visible(entry.file), whole(entry.block), whole(entry.rank)]), 16)) : null,
   ];
 }

@@ -24,7 +24,7 @@ const AGES_MS = 5000; // after which "3 min ago" is written anew
 export async function runView(main, route, signal) {
   const address = runAddress(route.run);
   const run = await get(address, null, signal);
-  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], kept: { keeping: {}, log: {} }, events: run.events || [], ...kept(run) };
+  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], removed: run.gone || [], kept: { keeping: {}, log: {} }, events: run.events || [], ...kept(run) };
   crumbs([["Runs", "#/"], [visible(run.name), null]]);
   const view = parts(now, route, signal);
   replace(main, view.nodes);
@@ -169,22 +169,10 @@ async function findChanges(now, view, signal) {
   findChanges(now, view, signal);
 }
 
-// Where the metrics are those that were saved with the steps, a new step brings new points.
-function appendSaved(now, delta) {
-  if (now.run.kind !== "root") return;
-  for (const row of [...((delta.changed && delta.changed.steps) || [])].sort((a, b) => a.step - b.step)) {
-    for (const [name, number] of Object.entries(row.metrics || {})) {
-      const series = now.metrics[name];
-      const last = series ? series.step[series.step.length - 1] : -1;
-      if (typeof number === "number" && (last === undefined || row.step > last)) append(now.metrics, { [name]: { step: [row.step], value: [number] } }, now);
-    }
-  }
-}
-
 function listen(address, now, view, signal) {
   const handlers = {
     state: setLinkState,
-    run: (delta) => { now.rows = withVerdicts(now.id, merged(now.rows, delta)); if (delta.retention) Object.assign(now, kept(delta)); appendSaved(now, delta); view.draw(); tell(delta); findChanges(now, view, signal); },
+    run: (delta) => { now.rows = withVerdicts(now.id, merged(now.rows, delta)); if (delta.retention) Object.assign(now, kept(delta)); now.removed = [...now.removed, ...(delta.gone || [])]; view.draw(); tell(delta); findChanges(now, view, signal); },
     flights: ({ flights }) => { now.flights = flights || []; view.flights(); },
     metrics: ({ names, marks }) => { append(now.metrics, names || {}, now); if (marks) now.marks = marks; view.chart(); },
     log: (event) => {
@@ -203,7 +191,7 @@ async function reload(address, now, view, signal) {
   try {
     now.run = await get(address, null, signal);
     now.rows = withVerdicts(now.id, rowsOf(now.run));
-    Object.assign(now, kept(now.run), { events: now.run.events || now.events });
+    Object.assign(now, kept(now.run), { events: now.run.events || now.events, removed: now.run.gone || now.removed });
     await Promise.all([readFlights(now, view, signal), readMetrics(now, view, signal)]);
   } catch (error) {
     if (!signal.aborted) announce(visible(error.message));
