@@ -38,7 +38,7 @@ def test_a_run_that_trains_while_the_page_is_open(opening: Callable[..., Any], t
             process.kill()
             process.wait()
         expect(window.fact("Stall")).to_contain_text("in the median")
-        expect(window.fact("Removed last")).to_contain_text("not kept by the rules (the last 4)")
+        expect(window.fact("Removed last")).to_contain_text("the last 4")
         expect(window.section("Log")).to_contain_text("60")
         expect(window.fact("In flight")).to_have_text("nothing is being saved now")
 
