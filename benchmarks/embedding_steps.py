@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -140,7 +141,9 @@ def main() -> None:
         for name, path in write_models(Path(folder), tiny=options.tiny).items():
             for lengths in ("equal", "mixed"):
                 columns = [texts(batch, 200, seed, mixed=lengths == "mixed") for seed in (1, 2)]
-                found[f"{name}, {lengths} lengths"] = compare(path, columns, micro, options.rounds)
+                case = f"{name}, {lengths} lengths"
+                found[case] = compare(path, columns, micro, options.rounds)
+                print(f"{case}: {found[case]['ours_over_theirs']} of their time", file=sys.stderr)
     print(json.dumps(found, indent=2))
 
 
