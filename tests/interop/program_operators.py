@@ -210,6 +210,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes]] = {
     ),
     "signal_pools": (lambda x: (F.max_pool1d(x, 2), F.avg_pool1d(x, 3, 2, 1), F.adaptive_avg_pool1d(x, 4)), SIGNAL),
     "volume_largest": (lambda x: (F.adaptive_max_pool3d(x, [2, 3, 4]), F.adaptive_max_pool3d(x, 1)), VOLUME),
+    "embedding_padding": (lambda x: F.embedding(x, paddle.full([10, 4], 3.0), padding_idx=2), WHOLE),
     "broadcast_tensors": (lambda x, y: paddle.broadcast_tensors([x.unsqueeze(1), y[:1]]), XY),
     "volume_pools": (lambda x: (F.max_pool3d(x, 2), F.avg_pool3d(x, 2), F.adaptive_avg_pool3d(x, 2)), VOLUME),
     "attention_mask": (
