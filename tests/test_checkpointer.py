@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_a_failed_save_warns_and_training_goes_on(tmp_path: Path) -> None:
         handle.result()
     assert checkpointer.steps() == [1]
     assert names(tmp_path) == ["step-000000000001"]
+
+
+def test_a_step_says_how_long_training_waited_for_it(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path, keep=None) as ck:
+        for step in (1, 2):
+            began = time.perf_counter()
+            handle = ck.save(step, state_of(step))
+            took_ms = (time.perf_counter() - began) * 1000
+            stall_ms = handle.result().manifest.writer["stall_ms"]
+            assert 0 < stall_ms <= took_ms + 0.1
 
 
 def test_saving_the_same_again_is_a_no_op_and_other_content_replaces(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -44,13 +45,15 @@ def commit(
     *,
     abandons: tuple[LeftStep, ...] = (),
     skips: tuple[LeftStep, ...] = (),
+    times: Mapping[str, float] | None = None,
     **metrics: float,
 ) -> str:
     """A step without tensors, published as a save publishes it."""
     storage = LocalStorage(root)
     attempt = f".attempt-{step:08x}{number:08x}"
     storage.begin(attempt)
-    made = replace(BASE, step=step, attempt=attempt, metrics=metrics, abandons=abandons, skips=skips)
+    writer = dict(BASE.writer) | dict(times or {})
+    made = replace(BASE, step=step, attempt=attempt, writer=writer, metrics=metrics, abandons=abandons, skips=skips)
     storage.put(attempt, MANIFEST, encode_manifest(made))
     storage.publish(attempt, step_folder(step))
     return attempt
@@ -100,6 +103,21 @@ def test_a_second_process_reads_no_manifest_that_it_finds_in_the_catalog(root: P
     assert storage.reads == 1
 
 
+def test_the_times_of_saves_are_kept_and_share_one_writer(root: Path) -> None:
+    commit(root, 31, times={"seconds": 1.5, "stall_ms": 12.5})
+    commit(root, 32, times={"seconds": 2.5})
+    settle(root)
+    write_catalog(root)
+    base = json.loads((root / catalog_file.FOLDER / catalog_file.BASE).read_bytes().split(b"\n", 1)[1])
+    assert base["table"].count({"world": 1}) == 1 and "stall_ms" not in json.dumps(base["table"])
+    counted = Counting(root)
+    steps = {entry.step: entry.manifest for entry in committed_steps(counted)}
+    assert counted.reads == 0
+    assert [steps[step].writer for step in (30, 31, 32)] == [
+        {"world": 1}, {"world": 1, "seconds": 1.5, "stall_ms": 12.5}, {"world": 1, "seconds": 2.5},
+    ]  # fmt: skip
+
+
 def test_with_few_steps_there_is_no_catalog(tmp_path: Path) -> None:
     for step in range(1, catalog_file.WORTH):
         commit(tmp_path, step)
@@ -113,7 +131,7 @@ def test_a_catalog_that_cannot_be_read_is_made_again(root: Path, kind: str) -> N
     base = root / catalog_file.FOLDER / catalog_file.BASE
     data = base.read_bytes()
     base.unlink()
-    made = {"torn": data[: len(data) // 2], "empty": b"", "other version": data.replace(b'"version":1', b'"version":2')}
+    made = {"torn": data[: len(data) // 2], "empty": b"", "other version": data.replace(b'"version":2', b'"version":3')}
     if kind == "a folder":
         base.mkdir()
     elif kind != "gone":

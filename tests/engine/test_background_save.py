@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class FakeWriter:
         self.messages: list[str] = []
         self.orders: list[Any] = []
         self.threads: list[int] = []
+        self.stalls: list[float] = []
         self.dead = False
         FakeWriter.made.append(self)
 
@@ -64,8 +66,9 @@ class FakeWriter:
         self._note("order")
         self.orders.append(order)
 
-    def captured(self, attempt: str, values: bytes) -> None:
+    def captured(self, attempt: str, values: bytes, stall_ms: float) -> None:
         self._note("captured")
+        self.stalls.append(stall_ms)
 
     def abandon(self, attempt: str, failure: Exception) -> None:
         self._note("abandon")
@@ -146,6 +149,14 @@ def test_a_first_save_plans_captures_and_waits_for_the_commit(make: Callable[...
     bench.writer.conclude()
     assert bench.flight.state is FlightState.COMMITTED and handle.done() and handle.error is None
     assert bench.saver.last_published == 7 and bench.names()[-1] == "published"
+
+
+def test_the_writer_learns_how_long_the_whole_call_took(make: Callable[..., Bench]) -> None:
+    bench = make()
+    request = SaveRequest.of(1, {"w": torch.ones(3)}, None)
+    waited = replace(request, called_s=request.called_s - 10)  # for the save before, say
+    bench.saver.save(SingleProcess(), waited, Lineage(None))
+    assert 10_000 <= bench.writer.stalls[0] < 100_000
 
 
 def test_the_same_layout_needs_no_other_plan(make: Callable[..., Bench]) -> None:

@@ -39,6 +39,12 @@ def test_a_rewind_is_a_branch_of_its_own(samples):
     assert "earlier step" in records.rows["abandoned-step-000000000030"].note
 
 
+def test_the_stall_of_a_step_comes_from_its_manifest(tmp_path):
+    sample_runs.write_step(tmp_path, 1, {"model": {"w": np.ones(2, np.float32)}}, writer={"world": 1, "stall_ms": 12.5})
+    sample_runs.write_step(tmp_path, 2, {"model": {"w": np.ones(2, np.float32)}}, writer={"world": 1, "stall_ms": "x"})
+    assert column(records_of(tmp_path), "stall_ms") == [12.5, None]
+
+
 def test_changes_are_noticed(tmp_path):
     sample_runs.light_steps(tmp_path, range(1, 6))
     records = records_of(tmp_path)

@@ -26,8 +26,8 @@ from holdfast.storage.base import Storage
 FOLDER, BASE, TAIL = ".catalog", "base.json", "tail.json"
 WORTH = 10  # with fewer steps, reading the manifests is as fast
 _TAIL_ENTRIES = 64
-_VERSION = 1
-_SECONDS = "seconds"  # the only field of a writer that differs between steps
+_VERSION = 2
+_TIMES = ("seconds", "stall_ms")  # the fields of a writer that differ between steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _encode(entries: Iterable[Entry]) -> bytes:
     rows = []
     for entry in entries:
         summary = entry.summary
-        writer = {name: value for name, value in summary.writer.items() if name != _SECONDS}
+        writer = {name: value for name, value in summary.writer.items() if name not in _TIMES}
         rows.append(
             [
                 entry.folder,
@@ -121,7 +121,7 @@ def _encode(entries: Iterable[Entry]) -> bytes:
                 summary.total_bytes,
                 number(summary.groups),
                 number(writer),
-                summary.writer.get(_SECONDS),
+                [summary.writer.get(name) for name in _TIMES],
                 summary.metrics or None,
                 number(summary.abandons) if summary.abandons else None,
                 number(summary.skips) if summary.skips else None,
@@ -142,7 +142,7 @@ def _decode(data: bytes) -> list[Entry]:
         raise ValueError("another version")
     table = [_shared(value) for value in fields["table"]]
     out = []
-    for folder, stamp, digest, settled, *own, groups, writer, seconds, metrics, abandons, skips in fields["entries"]:
+    for folder, stamp, digest, settled, *own, groups, writer, times, metrics, abandons, skips in fields["entries"]:
         step, parent, attempt, created, total_bytes = own
         summary = ManifestSummary(
             step,
@@ -151,7 +151,7 @@ def _decode(data: bytes) -> list[Entry]:
             created,
             total_bytes,
             table[groups],
-            table[writer] if seconds is None else {**table[writer], _SECONDS: seconds},
+            table[writer] | {name: time for name, time in zip(_TIMES, times, strict=True) if time is not None},
             metrics or {},
             () if abandons is None else table[abandons],
             () if skips is None else table[skips],

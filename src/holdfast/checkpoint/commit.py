@@ -68,6 +68,14 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveTimes:
+    """How long a background save took, and how long training waited for it on rank 0."""
+
+    seconds: float
+    stall_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """The files and groups of a plan, and the data needed to merge the values of all ranks."""
 
@@ -111,11 +119,11 @@ class Commit:
         lineage: Lineage,
         reports: Iterable[BlockReport],
         values: Sequence[Mapping[str, Any]],
-        seconds: float | None = None,
+        times: SaveTimes | None = None,
     ) -> tuple[Manifest, dict[str, bytes]]:
         """Build the manifest and the small files from the writers' reports and the values of all ranks.
 
-        `seconds` is the duration of the save, for people.
+        `times` are for people.
         Raises StorageError if some bytes were not written, and LayoutError if the values of the
         ranks contradict each other.
         """
@@ -133,8 +141,8 @@ class Commit:
             "hosts": self.hosts,
             "mesh": dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)),
         }
-        if seconds is not None:
-            writer["seconds"] = seconds
+        if times is not None:
+            writer |= {name: value for name, value in asdict(times).items() if value is not None}
         if self.first_replica:
             writer["first_replica"] = list(self.first_replica)
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -232,7 +232,8 @@ class BackgroundSaver:
             own |= self._extra_files.values(request.files)
         own |= self._program_values(ranks, plan)
         values = value_text(own, plan.agreement.reporters, ranks.rank)
-        return Flight(order, handle, Cargo(values, plan.captured_bytes, plan.total_bytes), started)
+        cargo = Cargo(values, plan.captured_bytes, plan.total_bytes)
+        return Flight(order, handle, cargo, started, request.called_s)
 
     def _program_values(self, ranks: Ranks, plan: RankPlan) -> Mapping[str, RankValue]:
         """Return the files of the program, on rank 0. A step whose program does not fit is saved without it."""

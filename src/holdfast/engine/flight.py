@@ -70,11 +70,12 @@ class Cargo:
 class Flight:
     """One save in flight; its handle is done once the state is final."""
 
-    def __init__(self, order: SaveOrder, handle: SaveHandle, cargo: Cargo, started: float) -> None:
+    def __init__(self, order: SaveOrder, handle: SaveHandle, cargo: Cargo, started: float, called_s: float) -> None:
         self.order = order
         self.handle = handle
         self.cargo = cargo
         self.started = started
+        self._called_s = called_s
         self._machine = StateMachine(FlightState.CAPTURING, FLIGHT_TRANSITIONS)
 
     @property
@@ -84,6 +85,10 @@ class Flight:
     @property
     def step(self) -> int:
         return self.order.step
+
+    def stall_ms(self) -> float:
+        """Return how long the call took, up to now if it has not returned."""
+        return self.handle.stall_ms or (time.perf_counter() - self._called_s) * 1000
 
     def move(self, to: FlightState) -> bool:
         """Move to a state; return False if the save was committed or had failed before."""
@@ -152,7 +157,7 @@ class FlightControl:
         seconds = time.perf_counter() - began
         self._emit("captured", flight.step, bytes=flight.cargo.captured_bytes, seconds=seconds)
         try:
-            self.writer.captured(flight.order.attempt, flight.cargo.values)
+            self.writer.captured(flight.order.attempt, flight.cargo.values, flight.stall_ms())
         except HoldfastError as error:
             self.abandon(flight, error)
 

@@ -38,6 +38,7 @@ class SaveRequest:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     error: Exception | None = None
+    called_s: float = field(default_factory=time.perf_counter, compare=False)  # when the call began, on perf_counter
 
     @staticmethod
     def of(step: Any, state: Any, metrics: Any, files: Any = None, closed: HoldfastError | None = None) -> SaveRequest:

@@ -206,7 +206,7 @@ class RunRecords:
             created=manifest.created[:40],
             bytes=manifest.total_bytes,
             seconds=number(manifest.writer.get("seconds")),
-            stall_ms=self.metrics.stalls.get(entry.step),
+            stall_ms=self.metrics.stalls.get(entry.step, number(manifest.writer.get("stall_ms"))),
             parent=manifest.parent,
             branch=branches.get((entry.step, manifest.attempt), 0),
             tags=tuple(tags),

@@ -136,9 +136,9 @@ class WriterClient:
     def order(self, order: SaveOrder) -> None:
         self._send(order)
 
-    def captured(self, attempt: str, values: Values | bytes) -> None:
+    def captured(self, attempt: str, values: Values | bytes, stall_ms: float | None = None) -> None:
         """Report a complete capture. `values` may be JSON text already."""
-        self._send(CaptureDone(attempt, values))
+        self._send(CaptureDone(attempt, values, stall_ms))
 
     def abandon(self, attempt: str, failure: HoldfastError) -> None:
         self._send(AbandonSave(attempt, Failure.of(failure)))

@@ -8,7 +8,7 @@ import time
 
 from holdfast.checkpoint import retention
 from holdfast.checkpoint.attempt import Attempt, check_replaceable, publish
-from holdfast.checkpoint.commit import Commit
+from holdfast.checkpoint.commit import Commit, SaveTimes
 from holdfast.checkpoint.retention import RetentionIndex
 from holdfast.core.errors import HoldfastError, LayoutError, StorageError
 from holdfast.core.events import Event
@@ -53,7 +53,7 @@ class Coordinator:
     def _attempt(self, order: SaveOrder) -> Attempt:
         return Attempt(self._storage, order.attempt, order.folder)
 
-    def finish(self, order: SaveOrder) -> None:
+    def finish(self, order: SaveOrder, stall_ms: float | None = None) -> None:
         """Wait for every rank's report, commit and publish."""
         reports = self._reports(order)
         plans = {report.plan for report in reports}
@@ -61,8 +61,8 @@ class Coordinator:
             raise LayoutError(f"the ranks wrote by {len(plans)} different plans: nothing is published")
         blocks = [block for report in reports for block in report.blocks]
         values = [report.values or {} for report in reports]
-        seconds = round(time.monotonic() - self._started, 3)
-        manifest, small = self._commit.manifest(order.attempt, order.lineage, blocks, values, seconds)
+        times = SaveTimes(round(time.monotonic() - self._started, 3), stall_ms and round(stall_ms, 1))
+        manifest, small = self._commit.manifest(order.attempt, order.lineage, blocks, values, times)
         for name in self._storage.files(order.attempt) if self._commit.hosts > 1 else ():
             if is_travel_file(name):
                 self._storage.drop(order.attempt, name)

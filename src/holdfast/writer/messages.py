@@ -200,10 +200,14 @@ class SaveOrder:
 
 @dataclass(frozen=True, slots=True)
 class CaptureDone:
-    """The arena holds the whole state of an attempt. `values` may be JSON text already."""
+    """The arena holds the whole state of an attempt. `values` may be JSON text already.
+
+    `stall_ms` is the time that training waited for the call.
+    """
 
     attempt: str
     values: Values | bytes
+    stall_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +231,8 @@ def encode_command(command: Command) -> bytes:
     if isinstance(command, CaptureDone):
         values = command.values
         text = values if isinstance(values, bytes) else json.dumps(dict(values)).encode()
-        return b'{"do":"captured","attempt":%b,"values":%b}' % (json.dumps(command.attempt).encode(), text)
+        attempt, stall_ms = json.dumps(command.attempt).encode(), json.dumps(command.stall_ms).encode()
+        return b'{"do":"captured","attempt":%b,"stall_ms":%b,"values":%b}' % (attempt, stall_ms, text)
     return json.dumps(_command_fields(command)).encode()
 
 
@@ -270,7 +275,7 @@ def decode_command(line: bytes | bytearray) -> Command:
             order = fields["order"]
             return SaveOrder(**{**order, "lineage": Lineage.from_fields(order["lineage"])})
         case "captured":
-            return CaptureDone(fields["attempt"], fields["values"])
+            return CaptureDone(fields["attempt"], fields["values"], fields["stall_ms"])
         case "abandon":
             return AbandonSave(fields["attempt"], Failure(*fields["error"]))
         case "close":

@@ -96,6 +96,7 @@ class WriterProcess:
         self._workspace: Workspace | None = None
         self._missing: FileNotFoundError | None = None  # why there is no workspace for the last job
         self._unpublished = False  # whether the arena holds a captured state that was not published
+        self._stall_ms: float | None = None  # of the save in work
         self._closing = False
         self._arenas: set[str] = set()
 
@@ -189,7 +190,7 @@ class WriterProcess:
         assert self._workspace is not None
         values = None
         try:
-            values = self._captured_values(order.attempt)
+            values, self._stall_ms = self._captured_values(order.attempt)
             if failure is not None:
                 raise failure
             if order.plan != self._workspace.job.plan:
@@ -222,13 +223,13 @@ class WriterProcess:
             return _as_failure(error)
         return None
 
-    def _captured_values(self, attempt: str) -> Values:
-        """Wait for the values that were captured with the tensors; raises the error of a failed capture."""
+    def _captured_values(self, attempt: str) -> tuple[Values, float | None]:
+        """Wait for the values that were captured with the tensors, and the stall; raises a failed capture's error."""
         while True:
             command = self._trainer.receive()
             if isinstance(command, CaptureDone) and command.attempt == attempt:
                 assert not isinstance(command.values, bytes)
-                return command.values
+                return command.values, command.stall_ms
             if isinstance(command, AbandonSave) and command.attempt == attempt:
                 raise command.failure.error()
             self._accept(command)
@@ -239,7 +240,7 @@ class WriterProcess:
         if workspace.coordinator is not None:
             if failure is None:
                 try:
-                    workspace.coordinator.finish(order)
+                    workspace.coordinator.finish(order, self._stall_ms)
                 except (HoldfastError, OSError) as error:
                     failure = _as_failure(error)
             try:
