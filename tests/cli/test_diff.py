@@ -182,3 +182,15 @@ def test_a_list_with_many_differences_takes_one_line():
     (found,) = _compare_values("random", {"numbers": [0, *range(600)]}, {"numbers": [0, *range(1, 601)]})
     assert (found.key, found.what, found.elements) == ("random.numbers", "600 of 601 values differ", 600)
     assert len([*_compare_values("o", [1, 2, 3, 4], [1, 3, 2, 4])]) == 2
+
+
+def test_entries_of_a_log_that_differ_are_named(saved):
+    log = [{"step": 1, "loss": 2.0}, {"step": 2, "eval_runtime": 0.06}]
+    other = [log[0], {"step": 2, "eval_runtime": 0.11}]
+    first, second = saved("a", {"log": json.dumps(log)}), saved("b", {"log": json.dumps(other)})
+    assert ".value.log[1].eval_runtime: the value differs: 0.06 against 0.11" in call("diff", first, second).output
+    longer = saved("c", {"log": [*other, {"step": 3}]})
+    lines = call("diff", saved("d", {"log": log}), longer).output
+    assert "the number of entries differs: 2 against 3" in lines
+    assert "[1].eval_runtime" in lines
+    assert "differs" in call("diff", saved("e", {"log": "[1, 2"}), saved("f", {"log": "[1, 3"})).output

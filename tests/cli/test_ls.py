@@ -168,3 +168,12 @@ def test_metrics_have_a_column_each(tmp_path):
     assert rows[2].split()[-1] == "100"
     assert not rows[0].endswith(("100", "0.5"))
     assert rows[2].rindex("100") + 3 == head.index("loss") + 4 == rows[1].index("1.23457") + 7
+
+
+def test_timings_are_left_out_before_other_metrics(tmp_path):
+    timings = {f"eval_{number}_runtime": 1.0 for number in range(6)}
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"n": 1}, metrics={**timings, "eval_loss": 0.5}).result()
+    head, _, more = call("ls", tmp_path).output.splitlines()
+    assert "eval_loss" in head
+    assert more == "1 more metric: --json shows all"

@@ -185,3 +185,10 @@ def test_layers_that_are_alike_are_printed_once_unless_all_are_wanted(tmp_path):
     assert " alike)" not in everything
     assert everything.count("weight  float32") == 13
     assert len(json.loads(call("show", tmp_path, "--json").output)["groups"]["model"]["tensors"]) == 13
+
+
+def test_a_value_that_is_asked_for_as_a_group_is_named_as_one(tmp_path):
+    holdfast.save(tmp_path / "s", {"note": {"a": 1}, "w": {"x": torch.ones(2)}})
+    done = call("show", tmp_path / "s", "--group", "note")
+    assert isinstance(done.exception, NotFound)
+    assert f"it is a value: holdfast show {tmp_path / 's'} note" in str(done.exception)

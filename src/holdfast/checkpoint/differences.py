@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 
@@ -63,7 +64,9 @@ def _compare_bases(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[D
 
 
 def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
-    """Yield the differences of two values of state.json, field by field."""
+    """Yield the differences of two values of state.json, field by field; a text that is JSON counts as its value."""
+    if isinstance(one, str) and isinstance(two, str) and one != two:
+        one, two = _parsed(one, two)
     if isinstance(one, dict) and isinstance(two, dict):
         for key in dict.fromkeys([*one, *two]):
             yield from _compare_values(f"{path}.{key}", one.get(key), two.get(key))
@@ -76,10 +79,24 @@ def _compare_values(path: str, one: Any, two: Any) -> Iterator[Difference]:
             return
         for index, (a, b) in enumerate(zip(one, two, strict=True)):
             yield from _compare_values(f"{path}[{index}]", a, b)
+    elif isinstance(one, list) and isinstance(two, list) and any(isinstance(entry, dict) for entry in [*one, *two]):
+        yield Difference("state.json", path, "the number of entries differs", str(len(one)), str(len(two)))
+        for index, (a, b) in enumerate(zip(one, two, strict=False)):
+            yield from _compare_values(f"{path}[{index}]", a, b)
     elif one != two or type(one) is not type(two):
         texts = [strictjson.dumps(value).decode() for value in (one, two)]
         first, second = (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..." for text in texts)
         yield Difference("state.json", path, "the value differs", first, second)
+
+
+def _parsed(one: str, two: str) -> tuple[Any, Any]:
+    """Return the values of two texts if both are JSON arrays or objects that differ, else the texts."""
+    try:
+        values = strictjson.loads(one.encode(), "the first"), strictjson.loads(two.encode(), "the second")
+    except HoldfastError:
+        return one, two
+    is_nested = all(isinstance(value, dict | list) for value in values)
+    return values if is_nested and values[0] != values[1] else (one, two)
 
 
 def _ordered(entry: Any) -> Any:

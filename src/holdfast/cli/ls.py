@@ -45,10 +45,13 @@ def command(root: str, as_json: bool) -> None:
     if not steps and not aside:
         click.echo(f"no checkpoints under {clean(root)}{_hint(root, storage)}")
         return
-    metrics = list(dict.fromkeys(name for entry in (*steps, *aside) for name in _metrics(entry)))[:_METRICS]
+    found = list(dict.fromkeys(name for entry in (*steps, *aside) for name in _metrics(entry)))
+    metrics = sorted(found, key=_is_timing)[:_METRICS]
     headers = ["step", "size", "written", "by", "tensors", *metrics, *(["notes"] if notes else [])]
     rows = [_row(entry, notes, metrics) for entry in (*steps, *aside)]
     print_table(headers, rows, right=(0, 1, *range(5, 5 + len(metrics))))
+    if len(found) > len(metrics):
+        click.echo(f"{count(len(found) - len(metrics), 'more metric')}: --json shows all")
 
 
 def _list_iterations(storage: SharedStorage, *, as_json: bool) -> bool:
@@ -88,6 +91,10 @@ def _notes(storage: Storage, steps: list[Committed], aside: list[Committed]) -> 
     for entry in aside:
         notes.setdefault(entry.folder, []).append(str(set_aside_kind(entry.folder)))
     return notes
+
+
+def _is_timing(metric: str) -> bool:
+    return metric.endswith(("runtime", "_per_second", "_seconds"))
 
 
 def _metrics(entry: Committed) -> dict[str, float]:

@@ -15,7 +15,7 @@ from holdfast.cli.shown_program import source_program_fields, source_program_tex
 from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.cli.tensor_tree import TreeRow, tree_lines
-from holdfast.core.errors import InvalidArgument
+from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.core.names import natural_key
 from holdfast.format import strictjson
 from holdfast.sources.foreign import Foreign
@@ -76,6 +76,8 @@ def command(
     if key is not None:
         _show_key(checkpoint, key, group, as_json)
         return
+    if group is not None and group not in checkpoint.groups and group in checkpoint.state:
+        raise NotFound(f"{group!r} has no tensors, it is a value: holdfast show {path} {group}")
     if group is not None:
         checkpoint.keys(group)  # raises an error that lists the groups if this one does not exist
     chosen = [name for name in checkpoint.groups if group in (None, name)]

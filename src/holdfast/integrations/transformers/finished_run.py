@@ -6,8 +6,10 @@ import logging
 from typing import Any
 
 from transformers import EarlyStoppingCallback
+from transformers.utils.logging import get_logger
 
 _LOG = logging.getLogger("holdfast")
+_SHOWN = get_logger("transformers.trainer")  # a script without logging shows its warnings
 
 
 def why_finished(trainer: Any) -> str:
@@ -34,4 +36,18 @@ def log_finished(trainer: Any) -> None:
     """Log, on rank 0, why nothing will be trained; log nothing if something will."""
     why = why_finished(trainer)
     if why and trainer.is_world_process_zero():
-        _LOG.info("step %d: nothing is left to train: %s", trainer.state.global_step, why)
+        show(f"step {trainer.state.global_step}: nothing is left to train: {why}")
+
+
+def log_resumed(trainer: Any, step: int, path: str) -> None:
+    """Show, on rank 0, the step that a run goes on from. The logger `holdfast` has shown it already if it is on."""
+    if trainer.is_world_process_zero() and not _LOG.isEnabledFor(logging.INFO):
+        show(f"step {step}: restored from {path}")
+
+
+def show(text: str) -> None:
+    """Log a line with the logger `holdfast`, or, where that shows nothing, as a warning of Trainer's logger."""
+    if _LOG.isEnabledFor(logging.INFO):
+        _LOG.info(text)
+    else:
+        _SHOWN.warning("holdfast: %s", text)

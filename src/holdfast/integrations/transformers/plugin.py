@@ -26,7 +26,7 @@ from holdfast.integrations.transformers.carried_values import CarriedValues
 from holdfast.integrations.transformers.committed_saves import CommittedSaves
 from holdfast.integrations.transformers.data_position import StepCounter, data_layout, require_same_data
 from holdfast.integrations.transformers.epoch_begin import EpochBegin
-from holdfast.integrations.transformers.finished_run import log_finished, why_finished
+from holdfast.integrations.transformers.finished_run import log_finished, log_resumed, why_finished
 from holdfast.integrations.transformers.plugin_options import PluginOptions, save_metrics
 from holdfast.integrations.transformers.processing_files import ProcessingFiles
 from holdfast.integrations.transformers.refusals import require_supported, warn_of_pending_gradients
@@ -224,6 +224,7 @@ class TrainerPlugin:
         if step != self.resume.step:
             self._resume_older(step)
         self._loaded_step = step
+        log_resumed(self.trainer, self.resume.step, self.resume.path)
         history = self.ranks().gather(self._log.loaded if self.trainer.is_world_process_zero() else None)[0]
         self.trainer.state.log_history = json.loads(history or "[]")
 

@@ -11,6 +11,7 @@ from typing import Any
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from holdfast.api import open_checkpoint
+from holdfast.checkpoint.catalog import committed_steps
 from holdfast.core.errors import InvalidArgument, Mismatch, NotFound, Unsupported
 from holdfast.core.names import MANIFEST, folder_step, step_folder
 from holdfast.core.ranks import Ranks, run_on_all_ranks
@@ -76,11 +77,13 @@ def _locate(storage: Storage, output_dir: str, given: str) -> list[Any]:
         return [given, step if own else None]
     path = Path(given).expanduser().absolute()
     if not path.is_dir():
-        step = _checkpoint_number(name)
+        step = _checkpoint_number(name, PREFIX_CHECKPOINT_DIR)
+        if step is None and path.parent.resolve() == Path(storage.name).resolve():
+            step = _checkpoint_number(name, "step")
         own_path = None if step is None else step_path(storage, step)
         if step is not None and own_path is not None and _is_holdfast(own_path):
             return [own_path, step]
-        raise NotFound(f"resume_from_checkpoint={given!r} is not a folder")
+        raise NotFound(f"resume_from_checkpoint={given!r} is not a folder; {_steps_of(storage)}")
     if _is_holdfast(str(path)):
         own = step is not None and path.parent.resolve() == Path(storage.name).resolve()
         return [str(path), step if own else None]
@@ -106,13 +109,19 @@ def native_checkpoints(output_dir: str) -> list[str]:
     folder = Path(output_dir)
     if not folder.is_dir():
         return []
-    found = [(_checkpoint_number(path.name), path.name) for path in folder.iterdir() if (path / STATE_FILE).exists()]
+    names = [path.name for path in folder.iterdir() if (path / STATE_FILE).exists()]
+    found = [(_checkpoint_number(name, PREFIX_CHECKPOINT_DIR), name) for name in names]
     return [name for _, name in sorted((step, name) for step, name in found if step is not None)]
 
 
-def _checkpoint_number(name: str) -> int | None:
+def _checkpoint_number(name: str, wanted: str) -> int | None:
     prefix, _, number = name.rpartition("-")
-    return int(number) if prefix == PREFIX_CHECKPOINT_DIR and number.isdecimal() else None
+    return int(number) if prefix == wanted and number.isdecimal() else None
+
+
+def _steps_of(storage: Storage) -> str:
+    steps = ", ".join(str(entry.step) for entry in committed_steps(storage))
+    return f"{storage.name} has step {steps}" if steps else f"{storage.name} has no steps"
 
 
 def _is_holdfast(path: str) -> bool:
