@@ -6,12 +6,14 @@ import pty
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 import holdfast
 from holdfast.checkpoint.run_identity import run_id
 from holdfast.checkpoint.shared_memory import find_files
+from holdfast.cli.arenas import _command_of
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.storage.local import LocalStorage
 from tests.cli.calls import call
@@ -78,6 +80,18 @@ def test_what_a_living_run_holds_is_never_freed(tmp_path):
         assert len(arenas(tmp_path)) == 1
         checkpointer.save(2, state(2)).result(60)
     assert holdfast.open(tmp_path / "step-000000000002").verify().good
+
+
+def test_a_holder_is_named_by_its_command():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        until = time.monotonic() + 30
+        while (found := _command_of(process.pid)) != "sleep 60" and time.monotonic() < until:
+            time.sleep(0.01)  # it is this program until it runs its own
+        assert found == "sleep 60"
+        process.kill()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as writer:  # as writers are started
+        assert _command_of(writer.pid) == ""
+    assert _command_of(writer.pid) == ""  # it is gone
 
 
 def test_a_run_that_is_not_there_is_not_found():

@@ -177,3 +177,12 @@ def test_timings_are_left_out_before_other_metrics(tmp_path):
     head, _, more = call("ls", tmp_path).output.splitlines()
     assert "eval_loss" in head
     assert more == "1 more metric: --json shows all"
+
+
+def test_the_best_step_of_a_trainer_is_a_note_and_no_column(tmp_path):
+    with holdfast.Checkpointer(tmp_path) as checkpointer:
+        for step, best in ((10, 10), (20, 20), (30, -1)):
+            checkpointer.save(step, {"n": step}, metrics={"loss": 1.0, "trainer_best": best}).result()
+    lines = call("ls", tmp_path).output.splitlines()
+    assert lines[0].split() == ["step", "size", "written", "by", "tensors", "loss", "notes"]
+    assert [line.split()[0] for line in lines if line.endswith("best")] == ["20"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -127,6 +128,8 @@ def test_a_run_that_was_stopped_early_goes_on_with_more_patience_only(launcher: 
         run_again(launcher, tmp_path / "run", changes | {"patience": patience}) for patience in (1, 1, 2)
     )
     assert (first["step"], first["best"]) == (8, 4)
+    (written,) = tmp_path.rglob("step-000000000008/trainer_state.json")
+    assert json.loads(written.read_text())["best_model_checkpoint"].endswith("/step-000000000004")
     assert again["trained"] == []
     assert {key: again[key] for key in ("step", "best", "steps", "weights")} == {
         key: first[key] for key in ("step", "best", "steps", "weights")

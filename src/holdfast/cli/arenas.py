@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.writer.arena_inventory import StateInMemory, free_state, states_in_memory
 
 _SHOWN = 12  # characters of a run's key
+_COMMAND = 60  # characters of a command line
 
 
 @click.command("arenas", context_settings={"help_option_names": ["-h", "--help"]})
@@ -119,7 +121,21 @@ def _holder(state: StateInMemory) -> str:
         return ""
     if not state.holders:
         return "held by a process of another container"
-    return f"held by process {', '.join(map(str, state.holders))}"
+    commands = list(filter(None, map(_command_of, state.holders)))
+    program = f": {commands[0]}" if commands else ""
+    return f"held by process {', '.join(map(str, state.holders))}{program}"
+
+
+def _command_of(pid: int) -> str:
+    """Return the command line of a training process, shortened; "" for a writer, and for a process that is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    if "-c" in words:
+        return ""
+    text = clean(" ".join(words).strip())
+    return text if len(text) <= _COMMAND else f"...{text[-_COMMAND:]}"
 
 
 def _name(state: StateInMemory) -> str:

@@ -10,7 +10,7 @@ import click
 from holdfast.checkpoint.catalog import Catalog, Committed, committed_steps, is_left, left_steps
 from holdfast.checkpoint.tags import tagged
 from holdfast.cli.render import clean, count, open_root, print_json, print_table, size_text
-from holdfast.core.names import set_aside_kind
+from holdfast.core.names import TRAINER_BEST, set_aside_kind
 from holdfast.storage import Storage, is_checkpoint, shared_storage_at
 from holdfast.storage.base import SharedStorage
 
@@ -45,7 +45,8 @@ def command(root: str, as_json: bool) -> None:
     if not steps and not aside:
         click.echo(f"no checkpoints under {clean(root)}{_hint(root, storage)}")
         return
-    found = list(dict.fromkeys(name for entry in (*steps, *aside) for name in _metrics(entry)))
+    names = dict.fromkeys(name for entry in (*steps, *aside) for name in _metrics(entry))
+    found = [name for name in names if name != TRAINER_BEST]  # a note
     metrics = sorted(found, key=_is_timing)[:_METRICS]
     headers = ["step", "size", "written", "by", "tensors", *metrics, *(["notes"] if notes else [])]
     rows = [_row(entry, notes, metrics) for entry in (*steps, *aside)]
@@ -88,9 +89,17 @@ def _notes(storage: Storage, steps: list[Committed], aside: list[Committed]) -> 
     for entry in steps:
         if is_left(entry, left):
             notes.setdefault(entry.folder, []).append("left behind")
+    if best := _best_of_trainer(steps):
+        notes.setdefault(best, []).append("best")
     for entry in aside:
         notes.setdefault(entry.folder, []).append(str(set_aside_kind(entry.folder)))
     return notes
+
+
+def _best_of_trainer(steps: list[Committed]) -> str:
+    """Return the folder of the step that Trainer called the best, "" if it called none so."""
+    best = [entry for entry in steps if _metrics(entry).get(TRAINER_BEST) == entry.step]
+    return max(best, key=lambda entry: entry.step).folder if best else ""
 
 
 def _is_timing(metric: str) -> bool:

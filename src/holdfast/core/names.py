@@ -16,6 +16,7 @@ MANIFEST = "holdfast.json"  # its presence commits the checkpoint
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*|\.metadata")  # torch's is the only hidden file
 _DEVICES = frozenset({"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10)})
 STATE = "state.json"
+TRAINER_BEST = "trainer_best"  # a metric of Trainer's saves: the step if it was the best so far, else -1
 PROGRAM, PROGRAM_GROUP = "program.json", "program"  # the model as a program, and the group of its constants
 MASTERS = "master_weights"
 ADAPTER, BASE, BUFFERS = "adapter", "base", "buffers"  # kinds of groups of a model with PEFT adapters

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, LocatorAssertions, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page
 
 WAIT_MS = 20_000
 _REPORT_VIOLATIONS = """
@@ -17,7 +17,7 @@ document.addEventListener("securitypolicyviolation", (event) =>
 """
 
 
-def expect(locator: Locator) -> LocatorAssertions:
+def expect(locator: Locator) -> Any:
     """Assert about what is on the page, with time to come true."""
     from playwright.sync_api import expect as playwright_expect  # the tests must be importable without it
 

@@ -303,7 +303,8 @@ class TrainerPlugin:
         self._remember(step, checkpointer.save(step, state, metrics=metrics, files=files))
 
     def _files(self, record: dict[str, Any]) -> dict[str, bytes]:
-        text = state_json(record["fields"], self._log.text())
+        best = {"best_model_checkpoint": self.trainer.state.best_model_checkpoint}  # for programs that read the file
+        text = state_json(record["fields"] | best, self._log.text())
         return self.files.read() | {STATE_FILE: text.encode()}
 
     def _remember(self, step: int, handle: SaveHandle) -> None:

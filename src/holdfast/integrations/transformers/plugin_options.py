@@ -10,11 +10,10 @@ from typing import Any
 from transformers.trainer_utils import SaveStrategy
 
 from holdfast import keep
+from holdfast.core.names import TRAINER_BEST
 from holdfast.keep import Policy
 from holdfast.storage.base import Storage
 from holdfast.when import Occasion
-
-BEST = "trainer_best"  # the step, for a save that was the best so far; -1 for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class PluginOptions:
         if self.keep is not None or args.save_total_limit is None or args.save_total_limit <= 0:
             return self.keep
         policy = keep.last(args.save_total_limit)
-        return policy | keep.best(1, BEST, "max") if args.metric_for_best_model is not None else policy
+        return policy | keep.best(1, TRAINER_BEST, "max") if args.metric_for_best_model is not None else policy
 
 
 def save_metrics(args: Any, state: Any) -> dict[str, float]:
@@ -56,7 +55,7 @@ def save_metrics(args: Any, state: Any) -> dict[str, float]:
             break
         logged = {name: value for name, value in entry.items() if name != "step" and _is_number(value)} | logged
     if args.metric_for_best_model is not None:
-        logged[BEST] = state.global_step if state.best_global_step == state.global_step else -1
+        logged[TRAINER_BEST] = state.global_step if state.best_global_step == state.global_step else -1
     return logged
 
 
