@@ -300,7 +300,7 @@ def a_truncated_file(folder: Path) -> None:
     os.truncate(folder / TENSORS, 150)
 
 
-@damage(TENSORS, "digest", "it holds w")
+@damage(TENSORS, "digest", "It holds w")
 def a_digest_that_does_not_match(folder: Path) -> None:
     flip(folder / TENSORS, -1)
 

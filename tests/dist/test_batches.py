@@ -86,6 +86,7 @@ def test_a_killed_run_goes_on_amid_an_epoch_bit_for_bit(tmp_path: Path, workers:
     assert resumed == [rank[SAVED:] for rank in whole]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(tmp_path: Path) -> None:
     whole = run_ranks(2, train, str(tmp_path / "whole"), 0, False, deadline_s=DEADLINE_S)

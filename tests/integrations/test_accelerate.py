@@ -46,6 +46,7 @@ def compare(whole: dict[Any, Any], resumed: dict[Any, Any], saved: int) -> None:
     assert {name: (whole.get(name), line) for name, line in resumed.items() if whole.get(name) != line} == {}
 
 
+@pytest.mark.full
 def test_two_fsdp2_ranks_killed_amid_the_second_epoch(launcher: Launcher, tmp_path: Path):
     check_killed(launcher, tmp_path, "fsdp2", 3, [7])  # 4 steps an epoch: saved at 6
 

@@ -49,4 +49,4 @@ def test_the_coordinates_that_only_one_of_two_meshes_has() -> None:
     one = {"axes": ["tp"], "sizes": [1], "values": {"tp=0": 0}}
     assert coordinate_change(MESH, one, 4) == CoordinateChange(new=("tp=1",))
     other = {"axes": ["pp", "tp"], "sizes": [1, 2], "values": {"pp=0,tp=0": 0, "pp=0,tp=1": 1}}
-    assert coordinate_change(Mesh.line(1), other, 1) == CoordinateChange(("pp=0,tp=0", "pp=0,tp=1"), ("rank=0",))
+    assert coordinate_change(Mesh.line(1), other, 1) == CoordinateChange(("pp=0,tp=0", "pp=0,tp=1"), ("rank 0",))

@@ -44,10 +44,9 @@ class Verifier:
             digest.update(self._portion(name, block.offset + at, min(_PORTION_BYTES, block.size - at)))
         if digest.hexdigest() != block.digest:
             raise Damaged(
-                f"{self._source.path}/{name}: the block at {block.offset} ({block.size} bytes) has the digest "
-                f"{digest.hexdigest()}, the manifest says {block.digest}; "
-                f"the block contains {self._keys(name, block)}; "
-                "nothing was written; `holdfast verify` reports all damage"
+                f"{self._source.path}/{name}: the digest of the block at {block.offset} ({block.size} bytes) is not "
+                f"the one in the manifest: its bytes have changed. It holds {self._keys(name, block)}; "
+                "nothing was written; `holdfast verify` names all damage"
             )
 
     def _portion(self, name: str, offset: int, size: int) -> memoryview:

@@ -73,7 +73,7 @@ def test_damage_is_found_and_nothing_is_left(tmp_path):
     data = bytearray(path.read_bytes())
     data[place.begin + 5] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Damaged, match=r"the block contains .*0\.weight"):
+    with pytest.raises(Damaged, match=r"It holds .*0\.weight"):
         convert(tmp_path / "a", tmp_path / "b", ConvertOptions(to="dcp"))
     assert os.listdir(tmp_path) == ["a"]
 

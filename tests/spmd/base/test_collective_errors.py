@@ -6,6 +6,7 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -83,6 +84,7 @@ def _alone() -> dict[str, str]:
     return raised
 
 
+@pytest.mark.full
 def test_the_timeout_of_a_call_that_one_rank_made_alone_names_the_call():
     raised, _ = run_ranks(2, _alone, deadline_s=120)
     for name, (_, _, word) in CALLS.items():

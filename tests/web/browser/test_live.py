@@ -43,7 +43,7 @@ def test_a_run_that_trains_while_the_page_is_open(opening: Callable[..., Any], t
         expect(window.fact("In flight")).to_have_text("nothing is being saved now")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_rank_that_is_killed_in_a_save_stands_out(opening: Callable[..., Any], tmp_path: Path) -> None:
     """Its writer goes on when it can: what was captured is published, and the page shows that, too."""
     root = tmp_path / "killed"
