@@ -225,6 +225,7 @@ def test_another_world_size_goes_on_with_the_same_samples(launcher: Launcher, tm
     assert any("saved with a world size of 2, loaded with 1" in note for note in after["notes"])
 
 
+@pytest.mark.full
 def test_ranks_warn_once_and_at_the_line_of_the_user(launcher: Launcher, tmp_path: Path):
     given = (str(tmp_path / "run"), {"max_steps": 4, "per_device_train_batch_size": 1})
     launcher.values(2, call, RUNS, "run", *given, environment=ENVIRONMENT)

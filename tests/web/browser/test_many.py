@@ -14,7 +14,7 @@ from tests.web.browser.window import expect, run_route, step_route
 ROWS_MOST = 80
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.full
 @pytest.mark.parametrize("count", [300, 5000])
 def test_thousands_of_steps_stay_quick(opening, tmp_path: Path, count: int) -> None:
     sample_runs.many(tmp_path / "many", count)

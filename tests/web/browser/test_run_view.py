@@ -146,6 +146,7 @@ def height_in(table: Locator, row: Locator) -> float:
     return places[1]["y"] - places[0]["y"]
 
 
+@pytest.mark.full
 def test_a_lost_server_is_shown_and_found_again(opening, tmp_path: Path) -> None:
     root = tmp_path / "lost"
     sample_runs.light_steps(root, [10])
