@@ -145,10 +145,6 @@ def command(
     """
     rank, _ = launched_rank()
     with report_on_first_rank(rank):
-        if mapping is None and reverse:
-            raise InvalidArgument("--reverse needs a mapping; give one with --map")
-        if unquantized and quantize is None:
-            raise InvalidArgument("--unquantized needs --quantize")
         options = ConvertOptions(
             to=form,
             dtype=dtype,
@@ -162,7 +158,7 @@ def command(
             keep_names=keep_names,
             uint16=uint16,
             dequantize=dequantize,
-            quantize=None if quantize is None else QuantizeOptions(quantize, unquantized),
+            quantize=_quantize_options(quantize, unquantized),
             on_wait=_show_wait if rank == 0 else lambda text: None,
         )
         if dry_run:
@@ -175,7 +171,17 @@ def command(
             _print_result(done, as_json=as_json, loadable=_is_loadable(done, options))
 
 
+def _quantize_options(form: str | None, unquantized: tuple[str, ...]) -> QuantizeOptions | None:
+    if form is not None:
+        return QuantizeOptions(form, unquantized)
+    if unquantized:
+        raise InvalidArgument("--unquantized needs --quantize")
+    return None
+
+
 def _mapping_options(mapping: str | None, reverse: bool, tp_degree: int | None, config: str | None) -> MappingOptions:
+    if mapping is None and reverse:
+        raise InvalidArgument("--reverse needs a mapping; give one with --map")
     if config is None:
         return MappingOptions(mapping, reverse, tp_degree)
     if config == FROM_ARGS:

@@ -25,25 +25,31 @@ GROUP_KINDS = frozenset(
 FILE_KINDS = frozenset({"extra"})  # besides tensor files, indexes, state.json and configs, which have none
 
 # From major version N to N + 1: one function each, tested with the golden checkpoints.
-PATCHES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+Patches = dict[int, Callable[[dict[str, Any]], dict[str, Any]]]
+PATCHES: Patches = {}
 _BEGINNING = b'{"format":"holdfast","version":[%d,' % CURRENT[0]
 
 
 def upgrade(fields: dict[str, Any], where: str) -> dict[str, Any]:
     """Upgrade the fields of a manifest to the current version."""
+    return upgrade_fields(fields, where, CURRENT[0], PATCHES, "format version")
+
+
+def upgrade_fields(fields: dict[str, Any], where: str, current: int, patches: Patches, what: str) -> dict[str, Any]:
+    """Apply the patches up to the current major version; raises Unsupported for a newer one."""
     version = fields.get("version")
     if not isinstance(version, list) or len(version) != 2 or not all(type(n) is int and n >= 0 for n in version):
         raise Damaged(f"{where}: the version {str(version)[:40]!r} is not two numbers")
     major: int = version[0]
-    if major > CURRENT[0]:
+    if major > current:
         raise Unsupported(
-            f"{where}: written in format version {major}.{version[1]}, but this Holdfast reads only up to "
-            f"{CURRENT[0]}.x: install a newer version"
+            f"{where}: written in {what} {major}.{version[1]}, but this Holdfast reads only up to "
+            f"{current}.x: install a newer version"
         )
-    while major < CURRENT[0]:
-        if major not in PATCHES:
-            raise Damaged(f"{where}: format version {major} never existed")
-        fields = PATCHES[major](fields)
+    while major < current:
+        if major not in patches:
+            raise Damaged(f"{where}: {what} {major} never existed")
+        fields = patches[major](fields)
         major += 1
     return fields
 

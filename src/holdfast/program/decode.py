@@ -7,13 +7,14 @@ compared with each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.core.names import is_plain, key_problem
 from holdfast.format import strictjson
 from holdfast.format.dtypes import is_dtype
+from holdfast.format.manifest import Patches, upgrade_fields
 from holdfast.program import program_limits as most
 from holdfast.program.arguments import Ref, Value, decode_value
 from holdfast.program.encode import FORMAT, VERSION
@@ -39,7 +40,7 @@ from holdfast.program.sizes import Size, decode_size, is_condition, symbols_of
 from holdfast.program.structures import decode_structure
 
 # From major version N to N + 1: one function each, tested with the golden programs.
-PATCHES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+PATCHES: Patches = {}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPERATOR = re.compile(r"aten\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+")
 _SCALARS = frozenset({"int", "float", "bool"})
@@ -57,7 +58,7 @@ def decode_program(data: bytes, where: str) -> ProgramData:
     fields = strictjson.loads(data, where, limit_bytes=most.PROGRAM_BYTES)
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise Damaged(f"{where}: not a Holdfast program")
-    fields = _upgrade(fields, where)
+    fields = upgrade_fields(fields, where, VERSION[0], PATCHES, "program version")
     try:
         program = _FieldReader(where, tuple(fields["version"])).program(fields)
     except (HoldfastError, MemoryError):
@@ -66,25 +67,6 @@ def decode_program(data: bytes, where: str) -> ProgramData:
         raise Damaged(f"{where}: a field is missing or invalid: {type(error).__name__}: {str(error)[:200]}") from None
     check_scopes(program, where)
     return program
-
-
-def _upgrade(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """Lift the fields of an older major version; raises Unsupported for a newer one."""
-    version = fields.get("version")
-    if not isinstance(version, list) or len(version) != 2 or not all(type(n) is int and n >= 0 for n in version):
-        raise Damaged(f"{where}: the version {str(version)[:40]!r} is not two numbers")
-    major: int = version[0]
-    if major > VERSION[0]:
-        raise Unsupported(
-            f"{where}: a program of version {major}.{version[1]}, but this Holdfast reads only up to {VERSION[0]}.x: "
-            "install a newer version"
-        )
-    while major < VERSION[0]:
-        if major not in PATCHES:
-            raise Damaged(f"{where}: program version {major} never existed")
-        fields = PATCHES[major](fields)
-        major += 1
-    return fields
 
 
 class _FieldReader:

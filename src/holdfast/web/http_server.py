@@ -263,7 +263,7 @@ class HttpServer:
                 async with asyncio.timeout(self._limits.write_s):
                     await _write(connection.writer, following.result())
         except StopAsyncIteration:
-            pass
+            pass  # no more events: the connection ends, and a browser opens a new one
         finally:
             self._streams -= 1
             gone.cancel()
