@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import ml_dtypes
 import numpy as np
 
+from holdfast.format.dtypes import numpy_dtype
 from holdfast.program.arguments import DtypeValue, Ref
 from holdfast.sources.paddle.pir.pir_call import PirCall
 from holdfast.sources.paddle.pir.pir_operands import (
@@ -150,9 +150,9 @@ def as_dtype(value: Number, dtype: str) -> Number | None:
     if dtype == "bool":
         return bool(value)
     if dtype in FLOATS and not isinstance(value, complex):
-        narrow = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}.get(dtype)
+        narrow = numpy_dtype(dtype).type if dtype in ("bfloat16", "float16", "float32") else float
         with np.errstate(over="ignore"):
-            return float(value) if narrow is None else float(narrow(value))
+            return float(narrow(value))
     return complex(value) if dtype.startswith("complex") else None
 
 
