@@ -4,19 +4,35 @@
 
 Every round trains the same model without saves, with Trainer's own saves and with Holdfast attached, in turn. An
 interval is `every` steps with one save in its middle; the device is waited for at its ends only. The first interval
-of each training is left out: steady state. Medians over the intervals of all rounds.
+of each training is left out: steady state. Medians over the intervals of all rounds. A breakdown follows, see
+`benchmarks.trainer_stall_parts`: the call, its parts, and the steps that last longer while the save is captured and
+written. `--profile` adds the functions of Holdfast's call, `--no-loss-reads` trains without Trainer's read of the loss
+after every step, and `--writer-threads` sets the threads that write. Steps are saved under `--folder`: one on
+/dev/shm leaves the disk out.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import pstats
 import shutil
 import statistics
 import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+from benchmarks.trainer_stall_parts import (
+    TimedParts,
+    Timeline,
+    breakdown,
+    print_breakdown,
+    print_call_parts,
+    time_saves,
+    usual_steps,
+)
 
 CONTESTANTS = ("no saves", "Trainer", "Holdfast")
 
@@ -32,19 +48,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("out/trainer-stall"))
     parser.add_argument("--json", type=Path, default=Path("out/bench_trainer_stall.json"))
+    parser.add_argument("--profile", action="store_true", help="print the functions of Holdfast's call")
+    parser.add_argument("--no-loss-reads", action="store_true", help="logging_nan_inf_filter=False")
+    parser.add_argument("--writer-threads", type=int, default=None)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     intervals: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    timelines: dict[str, list[Timeline]] = {name: [] for name in CONTESTANTS}
+    profile = cProfile.Profile() if arguments.profile else None
     parameters = 0
     for number in range(arguments.rounds):
         order = CONTESTANTS[number % len(CONTESTANTS) :] + CONTESTANTS[: number % len(CONTESTANTS)]
         for name in order:
-            parameters, seconds = train_once(name, arguments)
+            timeline = Timeline()
+            with TimedParts(timeline):
+                parameters, seconds = train_once(name, arguments, timeline, profile if name == "Holdfast" else None)
             intervals[name] += seconds
-    report(arguments, parameters, intervals)
+            timelines[name].append(timeline)
+    parts = report_parts(timelines, arguments.every)
+    report(arguments, parameters, intervals, parts)
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
 
 
-def train_once(name: str, arguments: argparse.Namespace) -> tuple[int, list[float]]:
+def train_once(name: str, arguments: argparse.Namespace, timeline: Timeline, profile: Any) -> tuple[int, list[float]]:
     """Train once; return the number of parameters and the seconds of each interval but the first."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -60,6 +87,7 @@ def train_once(name: str, arguments: argparse.Namespace) -> tuple[int, list[floa
             self.times: list[float] = []
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            timeline.step_ends[state.global_step] = time.perf_counter()
             if state.global_step % arguments.every == arguments.every // 2:
                 if on_gpu:
                     torch.cuda.synchronize()
@@ -85,6 +113,7 @@ def train_once(name: str, arguments: argparse.Namespace) -> tuple[int, list[floa
         save_steps=arguments.every,
         save_total_limit=2,
         logging_steps=arguments.every,
+        logging_nan_inf_filter=not arguments.no_loss_reads,
         report_to="none",
         disable_tqdm=True,
         bf16=on_gpu,
@@ -94,14 +123,34 @@ def train_once(name: str, arguments: argparse.Namespace) -> tuple[int, list[floa
     data = [{"input_ids": row, "labels": row} for row in rows]
     trainer = Trainer(model, options, train_dataset=data, callbacks=[watch])
     if name == "Holdfast":
-        attach(trainer)
+        attach(trainer, on_event=timeline.listen, writer_threads=arguments.writer_threads)
+    time_saves(trainer, timeline, profile)
     trainer.train()
     shutil.rmtree(arguments.folder, ignore_errors=True)
     seconds = [after - before for before, after in zip(watch.times, watch.times[1:], strict=False)]
     return sum(parameter.numel() for parameter in model.parameters()), seconds[1:]
 
 
-def report(arguments: argparse.Namespace, parameters: int, intervals: dict[str, list[float]]) -> None:
+def report_parts(timelines: dict[str, list[Timeline]], every: int) -> dict[str, Any]:
+    """Print where the extra time of a save goes; return the figures."""
+    plain = timelines[CONTESTANTS[0]]
+    figures: dict[str, Any] = {"usual_step_s": usual_steps(plain, every)}
+    for name in CONTESTANTS[1:]:
+        rows = [
+            row
+            for own, beside in zip(timelines[name], plain, strict=True)
+            for row in breakdown(own, usual_steps([beside], every), every)
+        ]
+        print_breakdown(name, rows)
+        figures[name] = rows
+    figures["call_parts_ms"] = print_call_parts(timelines["Holdfast"])
+    print()
+    return figures
+
+
+def report(
+    arguments: argparse.Namespace, parameters: int, intervals: dict[str, list[float]], parts: dict[str, Any]
+) -> None:
     medians = {name: statistics.median(seconds) for name, seconds in intervals.items()}
     plain = medians["no saves"]
     spread = {name: max(seconds) - min(seconds) for name, seconds in intervals.items()}
@@ -113,7 +162,7 @@ def report(arguments: argparse.Namespace, parameters: int, intervals: dict[str, 
         count = len(intervals[name])
         print(f"{name:10} {medians[name]:11.3f} {extra_ms:18.1f} {spread[name] * 1000:10.1f} {count:9}")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    figures = {"parameters": parameters, "medians_s": medians, "intervals_s": intervals}
+    figures = {"parameters": parameters, "medians_s": medians, "intervals_s": intervals, "parts": parts}
     arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
