@@ -27,14 +27,18 @@ def config_of(module: Any) -> dict[str, Any] | None:
     return dict(config.to_dict()) if config is not None and hasattr(config, "to_dict") else None
 
 
-def config_files(module: nn.Module, dtype: str | None, *, is_base: bool = False) -> dict[str, bytes]:
+def config_files(
+    module: nn.Module, dtype: str | None, *, is_base: bool = False, known_plain: bool = False
+) -> dict[str, bytes]:
     """Return config.json and generation_config.json of a model that has them; `dtype` is the stored dtype.
 
     Returns nothing for a model with PEFT adapters: its keys are not those of the plain model that the files describe,
-    unless it is stored under these as a base model.
+    unless it is stored under these as a base model. `known_plain` says that its submodules have none.
     """
     config = getattr(module, "config", None)
-    if config is None or not hasattr(config, "save_pretrained") or (adapter_kind(module) and not is_base):
+    if config is None or not hasattr(config, "save_pretrained"):
+        return {}
+    if not is_base and (getattr(module, "peft_config", None) if known_plain else adapter_kind(module)):
         return {}
     cached = _CACHE.setdefault(module, {})
     stored_dtype = dtype or _floating_dtype(module)

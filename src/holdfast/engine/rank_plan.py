@@ -47,15 +47,8 @@ class RankPlan:
     commit: Commit | None  # rank 0's
     neighbors: tuple[int, ...]  # the ranks of this host
     sources: tuple[CaptureSource, ...]
-
-    @property
-    def captured_bytes(self) -> int:
-        return sum(source.span.bytes for source in self.sources)
-
-    @property
-    def total_bytes(self) -> int:
-        """The size of all files on rank 0, 0 on other ranks."""
-        return sum(file.size for file in self.commit.files) if self.commit else 0
+    captured_bytes: int  # of all sources
+    total_bytes: int  # of all files, on rank 0; 0 on other ranks
 
 
 def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
@@ -68,6 +61,8 @@ def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
     own = layouts[ranks.rank]
     sizes = options.max_shard_bytes, options.block_bytes
     digest = digest_hex(repr([agreement.digest, agreement.hosts, *sizes, first, options.whole_files]).encode())
+    commit = plan.commit(options.block_bytes, survey.layout.mappings) if ranks.rank == 0 else None
+    sources = tuple(_sources(survey.collected, own.spans, plan.group_of))
     return RankPlan(
         signature=survey.collected.signature(),
         agreement=agreement,
@@ -75,9 +70,11 @@ def plan_rank(ranks: Ranks, survey: Survey, options: SaveOptions) -> RankPlan:
         digest=digest,
         arena_bytes=own.size,
         job=writer_job(plan.save, digest, ranks.rank, layouts),
-        commit=plan.commit(options.block_bytes, survey.layout.mappings) if ranks.rank == 0 else None,
+        commit=commit,
         neighbors=neighbors,
-        sources=tuple(_sources(survey.collected, own.spans, plan.group_of)),
+        sources=sources,
+        captured_bytes=sum(source.span.bytes for source in sources),
+        total_bytes=sum(file.size for file in commit.files) if commit else 0,
     )
 
 

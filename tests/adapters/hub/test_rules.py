@@ -41,7 +41,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def check(model: Any, folder: Path) -> None:
     """Save by both, load by both, and compare."""
     model.save_pretrained(folder / "theirs")
-    loaded = type(model)(model.config)
+    loaded = type(model)(model.config).to(model.dtype)
     holdfast.load(folder / "theirs", {"model": loaded})
     assert not differing(model.state_dict(), loaded.state_dict()), "load of save_pretrained's folder"
     holdfast.save(folder / "ours", {"model": model})
@@ -49,7 +49,7 @@ def check(model: Any, folder: Path) -> None:
     opened, info = type(model).from_pretrained(folder / "ours", output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"]
     assert not differing(model.state_dict(), opened.state_dict()), "from_pretrained of Holdfast's folder"
-    again = type(model)(model.config)
+    again = type(model)(model.config).to(model.dtype)
     holdfast.load(folder / "ours", {"model": again})
     assert not differing(model.state_dict(), again.state_dict()), "load of Holdfast's folder"
     holdfast.save(folder / "opened", {"model": opened})

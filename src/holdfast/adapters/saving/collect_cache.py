@@ -8,7 +8,7 @@ The cache holds only weak references to tensors.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from holdfast.adapters.hooks import has_plain_state_dict
+from holdfast.adapters.huggingface import CONFIG_FILES
 from holdfast.adapters.live_state import LiveState, classify_state
 from holdfast.adapters.module import unwrap
 from holdfast.adapters.optimizer import DeclaresShards, inner_optimizer
@@ -149,9 +150,12 @@ class CollectCache:
             selection=selection,
             subclasses={name: dict(found) for name, found in cached.subclasses.items()},
         )
+        plain = CONFIG_FILES[0] in cached.files  # "model" had no adapters, and its submodules are the same
         for name in self._modules:
             if cached.files:
-                out.files |= entry_files(name, unwrap(state[name]), self._parts.get(name), model_dtype)
+                out.files |= entry_files(
+                    name, unwrap(state[name]), self._parts.get(name), model_dtype, same_modules=plain
+                )
             out.plans |= plan_of(name, unwrap(state[name]))
         known = self._modules.keys() | self._optimizers.keys()
         rest = classify_state({name: value for name, value in state.items() if name not in known}, {})
@@ -191,13 +195,25 @@ def _structure(module: Any) -> list[Any] | None:
     if not isinstance(module, nn.Module):
         return None
     out = []
-    for part in module.modules():
-        held = (part._modules, part._parameters, part._buffers)
-        names = [name for members in held for name in members]
-        members = [_identity(value) for parts in held for value in parts.values()]
+    for part in _submodules(module):
+        tensors = (part._parameters, part._buffers)
+        names = [*part._modules, *part._parameters, *part._buffers]
+        members = [*map(id, part._modules.values()), *(_identity(value) for held in tensors for value in held.values())]
         hooks = len(part._state_dict_hooks), len(part._state_dict_pre_hooks)
         out.append((weakref.ref(part), names, sorted(part._non_persistent_buffers_set), members, hooks))
     return out
+
+
+def _submodules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield each module of a model once. `modules()` resumes a generator per level for each: every save walks here."""
+    waiting, seen = [module], {id(module)}
+    while waiting:
+        part = waiting.pop()
+        yield part
+        for child in part._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
 
 
 def _identity(value: Any) -> Any:

@@ -16,11 +16,21 @@ def plan_of(name: str, module: Any) -> dict[str, Any]:
 
 
 def entry_files(
-    name: str, module: Any, parts: AdapterParts | None, dtype: str | None, head: str = ""
+    name: str,
+    module: Any,
+    parts: AdapterParts | None,
+    dtype: str | None,
+    head: str = "",
+    *,
+    same_modules: bool = False,
 ) -> dict[str, bytes]:
-    """Return the config files of a module that is stored as `dtype`, or in its own dtype, by path."""
+    """Return the config files of a module that is stored as `dtype`, or in its own dtype, by path.
+
+    `same_modules` says that the files of the same submodules were written before: they are not searched for adapters
+    again.
+    """
     if parts is None:
-        files = config_files(module, dtype) if name == "model" else {}
+        files = config_files(module, dtype, known_plain=same_modules) if name == "model" else {}
         return {head + file: data for file, data in files.items()}
     out = adapter_configs(name, module, head)
     if parts.base:
