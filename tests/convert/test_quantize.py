@@ -160,7 +160,7 @@ def test_embeddings_heads_norms_routers_and_patterns_stay(tmp_path: Path) -> Non
     assert fp8 == {"l.0.mlp.gate_proj.weight", "l.0.o_proj.weight"}
     assert found.keys() == tensors.keys() | {f"{key}_scale_inv" for key in fp8}
     stated = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
-    assert stated["modules_to_not_convert"] == ["l.0", "l.0.kept", "l.0.mlp.gate", "l.0.q_norm", "lm_head"]
+    assert stated["modules_to_not_convert"] == ["l.0.kept", "l.0.mlp.gate", "l.0.q_norm", "lm_head"]
 
 
 def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
@@ -206,3 +206,52 @@ def test_layers_inside_an_embedding_and_shared_layers_are_stated_as_unquantized(
     found = quantized(source, files, QuantizeOptions(unquantized=("*patch_embed*",)))
     stated = json.loads(found.files["config.json"])["quantization_config"]
     assert stated["modules_to_not_convert"] == ["first", "lm_head", "patch_embed.proj", "second"]
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 1, "num_heads": 4},
+    "bart": {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
+    "whisper": {
+        **{"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    },
+    "bert": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4},
+    "roberta": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4},
+    "distilbert": {"dim": 64, "hidden_dim": 96, "n_layers": 1, "n_heads": 4},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_transformers_quantizes_the_same_modules(tmp_path: Path, model_type: str) -> None:
+    """A module that only one side quantizes would compute with fp8 numbers without scales, or with scales of none."""
+    from transformers import (
+        MODEL_FOR_MASKED_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+        AutoConfig,
+    )
+    from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+
+    sizes = {"vocab_size": 96, "max_position_embeddings": 32, "max_source_positions": 32, "max_target_positions": 32}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = AutoConfig.for_model(model_type, **sizes, **tokens, **CONFIGS[model_type])
+    kinds = (MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING)
+    kind = next(mapping[type(config)] for mapping in kinds if type(config) in mapping)
+    kind(config).save_pretrained(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b", options())
+    stated = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]["modules_to_not_convert"]
+    with torch.device("meta"):
+        model = kind(config)
+    made = replace_with_fp8_linear(model, stated, FineGrainedFP8Config(modules_to_not_convert=stated), True)
+    expected = {name for name, module in made.named_modules() if type(module).__name__ == "FP8Linear"}
+    scales = [key for key in load_file(tmp_path / "b" / "model.safetensors") if key.endswith("_scale_inv")]
+    assert expected
+    assert {key.removesuffix(".weight_scale_inv") for key in scales} == expected
+
+
+def test_transposed_layers_are_noted(tmp_path: Path) -> None:
+    base = models.write(tmp_path / "base", "gpt2")
+    assert any("Conv1D" in note for note in convert(base, tmp_path / "b", options()).notes)
+    plain = models.write(tmp_path / "llama", "llama")
+    assert not any("Conv1D" in note for note in convert(plain, tmp_path / "c", options()).notes)

@@ -46,6 +46,7 @@ def test_a_base_is_added_where_the_method_needs_one():
         ({"merge_method": "karcher", "models": models()}, "the method karcher is not supported"),
         ({"modules": {}, "chat_template": "auto", "models": models()}, "modules, chat_template: not supported"),
         ({"models": [{"model": "/m/a+/m/lora"}]}, "adapters with \\+"),
+        ({"models": [{"model": {"model": {"path": "/m/a"}, "lora": {"path": "x"}}}]}, "a model with lora is not"),
         ({"slices": [{"sources": [], "residual_weight": 1}]}, "slices: residual_weight"),
         ({"models": [{"model": "/m/a", "layer_range": [0, 1]}]}, "models: layer_range"),
     ],
@@ -64,6 +65,8 @@ def test_what_is_not_supported_is_named(fields, text):
         ({"slices": [{"sources": [{"model": "/m/a", "layer_range": [0]}]}]}, "layer_range as"),
         ({"models": models(weight=[{"filter": "x"}])}, "expected a value and a filter"),
         ({"models": models(), "base_model": "/m/c"}, "linear needs no base"),
+        ({"models": models(weight=[])}, r"weight: expected a number.*got \[\]"),
+        ({"models": models(weight=[{"filter": "x", "value": []}])}, r"weight: expected a number.*got \[\]"),
     ],
 )
 def test_what_is_wrong_is_named(fields, text):

@@ -17,6 +17,7 @@ from holdfast.engine.rank_plan import prepared_arena_bytes
 from holdfast.format.safetensors import encode_header
 from tests.dist.harness import run_ranks
 from tests.dist.layouts import LAYOUTS, Llama, local_tensors
+from tests.merging.models import write
 
 CUT: dict[str, Any] = {"block_bytes": 4096, "max_shard_size": 30_000}
 OPTIONS = SaveOptions(**CUT)
@@ -172,6 +173,15 @@ def test_a_folder_of_another_tool(tmp_path: Path) -> None:
     plan = holdfast.plan_memory(tmp_path, tp=3)
     assert plan.stored == {"model": values.nbytes}
     assert [rank.parameters for rank in plan.ranks] == [16, 16, 16]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_that_a_folder_leaves_out_is_on_the_last_stage_too(family: str, tied: bool, tmp_path: Path) -> None:
+    write(tmp_path / "whole", family, tied=tied)
+    (tmp_path / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    stored, built = (holdfast.plan_memory(source, pp=2) for source in (tmp_path / "whole", tmp_path / "config.json"))
+    assert [rank.parameters for rank in stored.ranks] == [rank.parameters for rank in built.ranks]
 
 
 def test_stages_and_their_layers() -> None:

@@ -34,6 +34,8 @@ def role(key, *shape, **run):
         ("transformer.h.0.attn.c_attn.bias", (12,), 0),
         ("transformer.h.0.attn.c_proj.weight", (4, 4), 0),
         ("transformer.h.0.attn.c_proj.bias", (4,), None),
+        ("decoder.block.0.layer.1.EncDecAttention.q.weight", (8, 4), 0),
+        ("decoder.block.0.layer.2.DenseReluDense.wo.weight", (4, 8), 1),
         ("model.layers.0.self_attn.q_proj.qweight", (1, 8), 1),
         ("model.layers.0.mlp.down_proj.scales", (2, 8), 0),
         ("model.layers.0.mlp.down_proj.weight_scale", (8, 1), None),
@@ -49,6 +51,41 @@ def test_stages():
     tensors = [tensor(key, 4, 4) for key in keys]
     rules = PlacementRules(tensors, {"lm_head.weight": "embed_tokens.weight"}, RunShape(pp=2))
     assert [rules.role(each).stages for each in tensors] == [(0, 1), (0,), (0,), (1,), (1,), (1,), (1,), (1,)]
+
+
+def test_numbers_inside_a_layer_are_no_layers():
+    keys = [f"decoder.block.{n}.layer.{part}.q.weight" for n in range(4) for part in range(3)]
+    tensors = [tensor(key, 4, 4) for key in keys]
+    rules = PlacementRules(tensors, {}, RunShape(pp=4))
+    assert [rules.role(each).stages for each in tensors] == [(n,) for n in range(4) for _ in range(3)]
+
+
+def test_a_vision_tower_with_more_tensors_than_the_text_is_on_the_first_stage():
+    text = [tensor(f"model.language_model.layers.{n}.up_proj.weight", 64, 64) for n in range(4)]
+    names = [f"blocks.{n}.{part}" for n in range(8) for part in ("norm1", "norm2", "attn.qkv")]
+    vision = [tensor(f"model.visual.{name}.weight", 4, 4) for name in (*names, "patch_embed.proj", "merger.fc1")]
+    rules = PlacementRules([*vision, *text], {}, RunShape(pp=2))
+    assert [rules.role(each).stages for each in text] == [(0,), (0,), (1,), (1,)]
+    assert {rules.role(each).stages for each in vision} == {(0,)}
+
+
+@pytest.mark.parametrize(
+    ("key", "stage"),
+    [
+        ("model.encoder.conv1.weight", 0),
+        ("model.encoder.layer_norm.weight", 0),
+        ("multi_modal_projector.linear_1.weight", 0),
+        ("model.mtp.layers.0.up_proj.weight", 1),
+        ("model.mtp.norm.weight", 1),
+        ("model.decoder.layer_norm.weight", 1),
+        ("score.weight", 1),
+    ],
+)
+def test_what_is_outside_of_the_layers(key, stage):
+    stacks = {"encoder": 4, "decoder": 8}
+    layers = [tensor(f"model.{name}.layers.{n}.fc1.weight", size, 4) for name, size in stacks.items() for n in range(4)]
+    made = tensor(key, 4, 4)
+    assert PlacementRules([*layers, made], {}, RunShape(pp=2)).role(made).stages == (stage,)
 
 
 def test_experts_are_dealt_to_owners():

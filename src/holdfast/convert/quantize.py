@@ -36,9 +36,21 @@ LARGEST = 448.0  # of float8_e4m3fn
 _LEAST = 2.0**-100  # blocks of smaller values are stored as zeros
 _FLOATS = ("bfloat16", "float16", "float32")
 _FULL = re.compile(
-    r"(?:.*\.)?(?:\w*embed\w*|wte|wpe|lm_head|output|score|classifier|\w*norm\w*|ln_\w+|gate|router|shared_expert_gate)"
-    r"(?:\.[0-9]+)?\.weight"
-)  # embeddings, output heads, norms and routers
+    r"(?:.*\.)?(?:(?:\w*embed\w*|shared|relative_attention_bias|wte|wpe|output|score|classifier|\w*norm\w*|ln_\w+|gate"
+    r"|router|shared_expert_gate)(?:\.[0-9]+)?|(?:lm_head|cls)(?:\..+)?)\.weight"
+)  # embeddings, output heads and what is inside of them, norms and routers
+# Heads that are tied to the embeddings, so that no file has them, by model_type. Those of others are lm_head or cls.
+_TIED_HEADS = {
+    "albert": "predictions.decoder",
+    "cohere_asr": "proj_out",
+    "distilbert": "vocab_projector",
+    "electra": "generator_lm_head",
+    "gpt_neox": "embed_out",
+    "gpt_neox_japanese": "embed_out",
+    "moonshine": "proj_out",
+    "whisper": "proj_out",
+}
+_TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")  # of transformers' Conv1D
 _SCALE = "_scale_inv"
 
 
@@ -69,12 +81,18 @@ def quantized(source: Checkpoint, files: Mapping[str, bytes], options: QuantizeO
     notes = []
     for name, group in source.contents.groups.items():
         folder = group_folder(name)
-        _check_not_quantized(source, name, group, quantization_of(read_config(files, folder)))
+        config = read_config(files, folder) or {}
+        _check_not_quantized(source, name, group, quantization_of(config))
         chosen = [key for key in group.tensors if _is_linear(key, group) and not _matches(key, options, used)]
         groups[name] = _quantized_group(group, chosen, computed)
-        skipped = _modules_to_skip(group, chosen)
+        skipped = _modules_to_skip(group, chosen, config.get("model_type"))
         out = quantized_files(out, folder, fp8_blocks(skipped))
         notes.append(f"{name}: {len(chosen)} of {len(group.tensors)} tensors quantized to fp8")
+        if config.get("model_type") in _TRANSPOSED:
+            notes.append(
+                f"{name}: linear weights of {config['model_type']} are transposed (Conv1D): --dequantize reads the "
+                "result, but transformers and vLLM compute with fp8 in linear layers of torch only"
+            )
     unmatched = [pattern for pattern in options.unquantized if pattern not in used]
     if unmatched:
         raise InvalidArgument(f"--unquantized {unmatched[0]!r} matches no weight that would be quantized")
@@ -107,9 +125,14 @@ def _matches(key: str, options: QuantizeOptions, used: set[str]) -> bool:
     return bool(matching)
 
 
-def _modules_to_skip(group: Group, chosen: Sequence[str]) -> list[str]:
-    """Return the modules that may be linear layers or stacked experts, and are not quantized."""
-    skipped = {"lm_head"}
+def _modules_to_skip(group: Group, chosen: Sequence[str], model_type: object) -> list[str]:
+    """Return the modules that may be linear layers or stacked experts, and are not quantized.
+
+    transformers leaves out what is inside of them, too: a module around a quantized one is none of them.
+    """
+    skipped = {"lm_head"} | {"cls" for key in group.tensors if key.startswith("cls.")}
+    if isinstance(model_type, str) and model_type in _TIED_HEADS:
+        skipped.add(_TIED_HEADS[model_type])
     for key in set(group.tensors) - set(chosen):
         module, _, leaf = key.rpartition(".")
         shape = group.tensors[key].shape
@@ -117,7 +140,8 @@ def _modules_to_skip(group: Group, chosen: Sequence[str]) -> list[str]:
         if (leaf == "weight" and len(shape) == 2 and not is_embedding) or len(shape) == 3:
             skipped.add(module)
             skipped |= {alias.rpartition(".")[0] for alias, target in group.aliases.items() if target == key}
-    return sorted(skipped - {""}, key=natural_key)
+    around = {key[: dot.start()] for key in chosen for dot in re.finditer(r"\.", key.removesuffix(".weight"))}
+    return sorted(skipped - {""} - around, key=natural_key)
 
 
 def _quantized_group(group: Group, chosen: Sequence[str], computed: ComputedTensors) -> Group:

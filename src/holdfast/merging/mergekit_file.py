@@ -99,8 +99,10 @@ class _MergekitReader:
 
     def _path(self, written: Any) -> str:
         path = written.get("model", written) if isinstance(written, Mapping) else written
-        if isinstance(written, Mapping) and written.keys() - {"model", "path"}:
-            raise Unsupported(f"{self._where}: models with {', '.join(sorted(written.keys() - {'model'}))}")
+        others = sorted(map(str, written.keys() - {"model", "path"})) if isinstance(written, Mapping) else []
+        if others:
+            hint = "; merge the adapter first" if "lora" in others else ""
+            raise Unsupported(f"{self._where}: a model with {', '.join(others)} is not supported{hint}")
         path = path.get("path") if isinstance(path, Mapping) else path
         if not isinstance(path, str):
             raise InvalidArgument(f"{self._where}: expected a model, got {written!r}")
@@ -143,6 +145,8 @@ def _rules(value: Any, name: str) -> Iterator[SettingRule]:
 
 
 def _scalars(value: Any, name: str) -> tuple[bool | int | float, ...]:
+    if value == []:
+        raise InvalidArgument(f"{name}: expected a number, a list of numbers, or values with filters; got []")
     return tuple(number(part, name) for part in (value if isinstance(value, list) else [value]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 # Buffers of floats: a file does not tell them from parameters.
 _BUFFERS = re.compile(r"(?:.*\.)?(?:running_mean|running_var|inv_freq|e_score_correction_bias|position_ids)")
+_HEADS = re.compile(r"(?:.*\.)?(?:lm_head|embed_out|output|proj_out|cls\.predictions\.decoder)\.weight")
+_EMBEDDINGS = re.compile(
+    r"(?:.*\.)?(?:embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|shared|backbone\.embeddings)\.weight"
+)
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -64,8 +69,23 @@ def model_of_checkpoint(checkpoint: Checkpoint) -> ModelTensors:
     notes: tuple[str, ...] = ()
     if quantized:
         notes = (f"{len(quantized)} quantized weights stay as they are stored, and are not trained",)
-    aliases = dict(checkpoint.contents.groups[group].aliases)
-    return ModelTensors(tensors, aliases, checkpoint.path, notes, checkpoint.config() or {})
+    config = checkpoint.config() or {}
+    aliases = {**_tied_head(tensors, config), **checkpoint.contents.groups[group].aliases}
+    return ModelTensors(tensors, aliases, checkpoint.path, notes, config)
+
+
+def _tied_head(tensors: Sequence[ModelTensor], config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the alias of an output head that a file leaves out because the config ties it to the embeddings."""
+    text = config.get("text_config")
+    stated = [scope.get("tie_word_embeddings") for scope in (config, text if isinstance(text, dict) else {})]
+    is_tied = next((value for value in stated if isinstance(value, bool)), True)  # the default of transformers
+    architectures = config.get("architectures")
+    kind = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    embeddings = [tensor.key for tensor in tensors if _EMBEDDINGS.fullmatch(tensor.key) and len(tensor.shape) == 2]
+    has_head = any(_HEADS.fullmatch(tensor.key) for tensor in tensors)
+    if has_head or not is_tied or not kind.endswith(_WITH_HEAD) or len(embeddings) != 1:
+        return {}
+    return {"lm_head.weight": embeddings[0]}
 
 
 def _tensor_of(tensor: StoredTensor, *, is_fixed: bool) -> ModelTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,17 +12,22 @@ from holdfast.core.errors import InvalidArgument
 from holdfast.sizes.model_tensors import ModelTensor
 from holdfast.sizes.run_shape import RunShape
 
-_LAYER = re.compile(r"(?P<stack>(?:.*\.)?(?:layers|h|blocks|block|layer))\.(?P<number>\d+)\.")
+# The outermost number: encoder.block.3.layer.1 is in layer 3.
+_LAYER = re.compile(r"(?P<stack>(?:.*?\.)?(?:layers|h|blocks|block|layer))\.(?P<number>\d+)\.")
 _EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.")
 _STACKED_EXPERTS = re.compile(r".*\.experts\.[A-Za-z_]+(?:\.weight)?")
 _FIRST = re.compile(r"(?:.*\.)?(?:embed_tokens|word_embeddings|wte|wpe|embed_in|embeddings?|embed_positions)\.")
+# What comes before the layers of a composite model, beside its other stacks; and what comes after all layers.
+_BEFORE = re.compile(r"(?:.*\.)?(?:multi_modal_projector|mm_projector|visual|(?:vision|audio)_\w+)\.")
+_AFTER = re.compile(r"(?:.*\.)?mtp\.")
 # The usual split of projections: the outputs of the first of two, the inputs of the second.
 _OUTPUTS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "qkv", "query_key_value", "query", "key", "value", "q_b_proj"),
     *("kv_b_proj", "gate_proj", "up_proj", "gate_up_proj", "in_proj", "fc1", "w1", "w3", "wq", "wk", "wv"),
+    *("q", "k", "v", "wi", "wi_0", "wi_1", "fc_in", "linear_fc1", "shared"),
     *("dense_h_to_4h", "lm_head", "embed_tokens", "word_embeddings", "wte", "embed_in", "embed_out"),
 )
-_INPUTS = ("o_proj", "down_proj", "out_proj", "fc2", "w2", "wo", "dense_4h_to_h")
+_INPUTS = ("o_proj", "down_proj", "out_proj", "fc2", "w2", "o", "wo", "fc_out", "linear_fc2", "dense_4h_to_h")
 _PACKED = frozenset({"qweight", "qzeros", "scales"})  # GPTQ and AWQ: [in, out]
 _TRANSPOSED = {"c_attn": 1, "c_fc": 1, "c_proj": 0}  # GPT-2's Conv1D: [in, out]
 _NOT_COMPUTED = re.compile(r"(?:.*\.)?(?:lm_head|embed[a-z_]*|word_embeddings|wte|wpe|router|gate|norm[a-z0-9_]*)\.")
@@ -50,8 +56,13 @@ class PlacementRules:
 
     def __init__(self, tensors: Sequence[ModelTensor], aliases: Mapping[str, str], shape: RunShape) -> None:
         self._shape = shape
-        stacks = Counter(match["stack"] for tensor in tensors if (match := _LAYER.match(tensor.key)))
+        stacks: Counter[str] = Counter()
+        for tensor in tensors:
+            if match := _LAYER.match(tensor.key):
+                stacks[match["stack"]] += math.prod(tensor.shape)
         self._stack = stacks.most_common(1)[0][0] if stacks else None
+        parents = {stack.rpartition(".")[0] + "." for stack in stacks if "." in stack and not _AFTER.match(f"{stack}.")}
+        self._before = tuple(parent for parent in parents if not f"{self._stack}.".startswith(parent))
         self._layers = 1 + max((self._layer(tensor.key) or 0 for tensor in tensors), default=0)
         self._experts: Counter[str] = Counter()
         for tensor in tensors:
@@ -97,7 +108,10 @@ class PlacementRules:
         layer, stages = self._layer(key), self._shape.pp
         if layer is not None:  # layers are distributed as evenly as possible
             return next(s for s in range(stages) if layer < (s + 1) * self._layers // stages)
-        return 0 if _FIRST.match(key) or _LAYER.match(key) else stages - 1
+        if _AFTER.match(key):
+            return stages - 1
+        is_before = _FIRST.match(key) or _LAYER.match(key) or _BEFORE.match(key) or key.startswith(self._before)
+        return 0 if is_before else stages - 1
 
     def _owner(self, layer: str, number: int) -> int:
         experts = self._experts[layer]
