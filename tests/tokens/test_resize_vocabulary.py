@@ -17,6 +17,7 @@ from holdfast.core.errors import Damaged, InvalidArgument, NotFound, Unsupported
 from holdfast.format.dtypes import dtype_named
 from holdfast.format.safetensors import TensorEntry, encode_header
 from holdfast.tokens import ResizeOptions, resize_vocab
+from holdfast.tokens.stored_vocabulary import vocabulary_of
 from tests.cli.calls import call
 from tests.dist.harness import run_ranks
 from tests.tokens.vocabularies import causal_model, logits, tokenizer
@@ -149,6 +150,18 @@ def test_states_without_a_row_for_each_token_are_refused(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["step"]
 
 
+def test_a_bias_with_a_column_for_each_token_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Module()
+    model.register_module("shared", torch.nn.Embedding(10, 4))
+    model.register_buffer("final_logits_bias", torch.zeros(1, 10))
+    holdfast.save(tmp_path / "small", {"model": model})
+    for keys in ((), ("shared.*",)):
+        with pytest.raises(Unsupported, match=r"final_logits_bias has 10 columns"):
+            vocabulary_of(
+                "model", holdfast.open(tmp_path / "small").contents, {"config.json": b'{"vocab_size": 10}'}, keys
+            )
+
+
 def test_embeddings_by_pattern(tmp_path: Path) -> None:
     model = torch.nn.ModuleDict({"table": torch.nn.Embedding(10, 4), "head": torch.nn.Linear(4, 10)})
     holdfast.save(tmp_path / "small", {"model": model})
@@ -238,6 +251,7 @@ def test_several_ranks_write_the_same_bytes(tmp_path: Path) -> None:
 _WATCHED = """
 import sys, threading
 from holdfast.tokens.resize_vocabulary import ResizeOptions, resize_vocab
+from holdfast.tokens.stored_vocabulary import vocabulary_of
 
 def anonymous():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) << 10

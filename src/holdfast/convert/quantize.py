@@ -128,7 +128,7 @@ def _matches(key: str, options: QuantizeOptions, used: set[str]) -> bool:
 def _modules_to_skip(group: Group, chosen: Sequence[str], model_type: object) -> list[str]:
     """Return the modules that may be linear layers or stacked experts, and are not quantized.
 
-    transformers leaves out what is inside of them, too: a module around a quantized one is none of them.
+    transformers leaves out what is inside of them, too, so a module around a quantized one is not named.
     """
     skipped = {"lm_head"} | {"cls" for key in group.tensors if key.startswith("cls.")}
     if isinstance(model_type, str) and model_type in _TIED_HEADS:

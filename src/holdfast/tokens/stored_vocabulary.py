@@ -56,6 +56,7 @@ def vocabulary_of(
         if not keys:
             raise NotFound(f"{name}: no embedding has {rows} rows, as config.json states; name them with --key")
         _refuse_others(name, group, rows, keys)
+    _refuse_columns(name, group, rows)
     for key in keys:
         _check_tensor(name, key, contents)
     return StoredVocabulary(name, rows, tuple(keys))
@@ -67,6 +68,16 @@ def _refuse_others(name: str, group: Group, rows: int, keys: Sequence[str]) -> N
         raise Unsupported(
             f"{name}: {others[0]} has {rows} rows, as many as the vocabulary, but not the name of an embedding; name "
             f"all tensors that have a row for each token with --key, such as --key {keys[0]}"
+        )
+
+
+def _refuse_columns(name: str, group: Group, rows: int) -> None:
+    """Raise Unsupported for BART's final_logits_bias, [1, vocab_size], whose columns would have to follow."""
+    found = [key for key, recipe in group.tensors.items() if recipe.shape == (1, rows) and rows > 1]
+    if found:
+        raise Unsupported(
+            f"{name}: {found[0]} has {rows} columns, as many as the vocabulary has rows: Holdfast resizes rows only, "
+            "and the model would not open"
         )
 
 
