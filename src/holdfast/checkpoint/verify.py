@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from holdfast.checkpoint.affected_keys import AffectedKeys, HeadedCheckpoint, header_keys, read_index
 from holdfast.checkpoint.base_reference import references
 from holdfast.checkpoint.block_reader import BlockReader, FlatDestinations
 from holdfast.core import limits, names
@@ -14,10 +15,8 @@ from holdfast.core.errors import Damaged
 from holdfast.core.terminal import Progress
 from holdfast.core.threads import run_on_threads
 from holdfast.format.digest import Digest
-from holdfast.format.manifest import BlockRecord, FileRecord, Manifest
-from holdfast.format.safetensors import LENGTH_BYTES, decode_index, header_bytes
-from holdfast.plan.files import Place
-from holdfast.plan.load_plan import StoredFile
+from holdfast.format.manifest import BlockRecord, FileRecord
+from holdfast.format.safetensors import LENGTH_BYTES, header_bytes
 from holdfast.plan.staging import HostStaging
 from holdfast.storage.base import Reader
 from holdfast.storage.open_files import OpenReaders
@@ -25,29 +24,11 @@ from holdfast.storage.open_files import OpenReaders
 _BLOCKS_AT_ONCE = 4
 
 
-class VerifiableCheckpoint(Protocol):
+class VerifiableCheckpoint(HeadedCheckpoint, Protocol):
     """The part of an open checkpoint that verification needs."""
 
     @property
-    def manifest(self) -> Manifest: ...
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def groups(self) -> tuple[str, ...]: ...
-
-    @property
-    def places(self) -> Mapping[str, Mapping[str, Place]]: ...
-
-    @property
     def state(self) -> Mapping[str, Any]: ...
-
-    def open_file(self, name: str) -> Reader: ...
-
-    def read_file(self, name: str) -> bytes: ...
-
-    def stored_file(self, name: str) -> StoredFile: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +66,14 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
 
     staging = HostStaging.within(limits.LOAD_MEMORY_BYTES)
     files = OpenReaders(checkpoint.open_file)
+    affected = AffectedKeys(checkpoint)
     found: dict[int, list[Damage]] = {}
 
     def run(tasks: Iterator[tuple[int, _BlockRange]]) -> None:
         with staging.lend() as buffers:
             reader = BlockReader(0, checkpoint.path, files, FlatDestinations({}), buffers, staging.buffer_bytes)
             for number, blocks in tasks:
-                found[number] = list(_verify_blocks(checkpoint, files, reader, blocks, count))
+                found[number] = list(_verify_blocks(affected, files, reader, blocks, count))
 
     try:
         threads = files.most_threads(checkpoint.manifest.files, staging.threads, staging.memory_bytes)
@@ -99,7 +81,7 @@ def verify(checkpoint: VerifiableCheckpoint, progress: Progress) -> VerifyReport
     finally:
         files.close()
     damage = [
-        one if one.offset is not None else replace(one, keys=tuple(_keys_of_index(checkpoint, one.file)))
+        one if one.offset is not None else replace(one, keys=affected.of_file(one.file))
         for one in _once_per_file(one for number in sorted(found) for one in found[number])
     ]
     if not damage:
@@ -138,7 +120,7 @@ def _tasks(files: Mapping[str, FileRecord]) -> Iterator[_BlockRange]:
 
 
 def _verify_blocks(
-    checkpoint: VerifiableCheckpoint,
+    affected: AffectedKeys,
     files: OpenReaders[str],
     blocks: BlockReader,
     task: _BlockRange,
@@ -152,7 +134,7 @@ def _verify_blocks(
                 progress(block.size)
                 if found == block.digest:
                     continue
-                keys = tuple(_keys_in(checkpoint, name, block.offset, block.size))
+                keys = affected.of_block(name, block.offset, block.size)
                 yield Damage(name, "the digest does not match", block.offset, block.size, keys)
     except (Damaged, OSError) as error:
         yield Damage(name, str(error))
@@ -170,42 +152,23 @@ def _digest(blocks: BlockReader, reader: Reader, name: str, block: BlockRecord) 
     return digest.hexdigest()
 
 
-def _keys_in(checkpoint: VerifiableCheckpoint, name: str, offset: int, size: int) -> Iterator[str]:
-    """Yield the tensors that a block overlaps, or all tensors of the file if its header is damaged."""
-    if not names.is_tensor_file(name):
-        return
-    try:
-        places = checkpoint.stored_file(name).places
-    except Damaged:
-        yield from _keys_of_index(checkpoint, name)
-        return
-    for place in places:
-        if place.begin < offset + size and offset < place.end:
-            yield place.spec.key
-
-
-def _keys_of_index(checkpoint: VerifiableCheckpoint, name: str) -> Iterator[str]:
-    for group, record in checkpoint.manifest.groups.items():
-        stem = names.file_stem(group, record.kind)
-        index = names.index_file(stem)
-        if name in record.files and index in checkpoint.manifest.files:
-            try:
-                weight_map = decode_index(
-                    checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(stem)
-                )
-            except (Damaged, OSError):
-                return
-            yield from (key for key, file in weight_map.items() if file == name)
-
-
 def _verify_contents(checkpoint: VerifiableCheckpoint) -> Iterator[Damage]:
-    """Check that intact files agree with each other and that state.json holds entries."""
+    """Check that intact files agree with each other and that state.json holds entries; one header at a time."""
     _ = checkpoint.state
-    for group in checkpoint.groups:
-        stem = names.file_stem(group, checkpoint.manifest.groups[group].kind)
-        index = names.index_file(stem)
-        if index not in checkpoint.manifest.files:
-            continue
-        weight_map = decode_index(checkpoint.read_file(index), f"{checkpoint.path}/{index}", names.group_folder(stem))
-        if weight_map != {key: place.file for key, place in checkpoint.places[group].items()}:
+    for group, record in checkpoint.manifest.groups.items():
+        index = names.index_file(names.file_stem(group, record.kind))
+        weight_map = read_index(checkpoint, group)
+        agrees = weight_map is not None
+        files = {} if weight_map is None else weight_map
+        held: set[str] = set()
+        for name in record.files:
+            for key in header_keys(checkpoint, name):
+                if key in held:
+                    raise Damaged(f"{checkpoint.path}: {group} has {key!r} in two files")
+                held.add(key)
+                agrees = agrees and files.pop(key, None) == name
+        for alias, key in record.aliases.items():
+            if key not in held:
+                raise Damaged(f"{checkpoint.path}: {group} ties {alias!r} to {key!r}, which is missing")
+        if weight_map is not None and (files or not agrees):
             yield Damage(index, "the index does not agree with the headers")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.checkpoint.checkpoint import Checkpoint
+from holdfast.checkpoint.verify import Damage
 from holdfast.core.errors import Unsupported
 from holdfast.sources.foreign import missing_digests
 from holdfast.web.open_steps import OpenStep
@@ -13,6 +15,7 @@ from holdfast.web.page_jobs import PageJob
 from holdfast.web.run_records import RunRecords
 
 _KEYS = 200  # listed of one damage
+_ALL_KEYS = 5000  # listed of all damage
 _DAMAGE = 500
 
 
@@ -32,17 +35,38 @@ def verify_step(job: PageJob, records: RunRecords, opened: OpenStep) -> dict[str
         "bytes": report.bytes,
         "files": report.files,
         "seconds": round(time.monotonic() - began, 3),
-        "damaged": [
-            {
-                "file": damage.file,
-                "offset": damage.offset,
-                "size": damage.size,
-                "keys": list(damage.keys[:_KEYS]),
-                "keys_count": len(damage.keys),
-                "text": damage.problem,
-            }
-            for damage in report.damage[:_DAMAGE]
-        ],
+        "damaged": _damaged(report.damage),
+        "damaged_count": len(report.damage),
+        "damaged_files": len({damage.file for damage in report.damage}),
+        "damaged_tensors": _count_tensors(report.damage),
         "unchecked": "; ".join(report.unchecked) or None,
         "partial": False,
     }
+
+
+def _damaged(damage: Sequence[Damage]) -> list[dict[str, Any]]:
+    """Return the first damage, with a bounded number of keys: results are kept in memory, and sent as a whole."""
+    left = _ALL_KEYS
+    found = []
+    for one in damage[:_DAMAGE]:
+        keys = list(one.keys[: min(_KEYS, left)])
+        left -= len(keys)
+        found.append(
+            {
+                "file": one.file,
+                "offset": one.offset,
+                "size": one.size,
+                "keys": keys,
+                "keys_count": len(one.keys),
+                "text": one.problem,
+            }
+        )
+    return found
+
+
+def _count_tensors(damage: Sequence[Damage]) -> int:
+    """Return how many tensors are affected: one in several bad blocks of a file counts once."""
+    by_file: dict[str, set[str]] = {}
+    for one in damage:
+        by_file.setdefault(one.file, set()).update(one.keys)
+    return sum(map(len, by_file.values()))
