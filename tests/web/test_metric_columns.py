@@ -118,3 +118,22 @@ def test_thinning_keeps_ends_and_extremes(values, points):
     assert (kept_steps[0], kept_steps[-1]) == (0, len(values) - 1)
     assert list(kept_steps) == sorted(set(kept_steps))
     assert [values[step] for step in kept_steps] == list(kept)
+
+
+def test_values_that_are_not_finite_cost_their_own_point_only(tmp_path):
+    """Holdfast writes null, other programs NaN: the other values of the line are read, and the log says so once."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        '{"step":1,"loss":1.0,"lr":0.1}\n{"step":2,"loss":NaN,"lr":0.2}\n{"step":3,"loss": -Infinity,"lr":0.3}\n'
+        '{"step":4,"loss":null,"lr":0.4}\n{"step":5,"loss":2.0,"lr":0.5}\n{"step":6,"loss":null,"note":":NaN"}\n'
+        '{"step":7,"loss":NaNs}\n{"step":8,"loss":'
+    )
+    metrics = MetricsFile(path)
+    metrics.read()
+    assert metrics.columns["loss"].steps.tolist() == [1, 5]
+    assert metrics.columns["lr"].steps.tolist() == [1, 2, 3, 4, 5]
+    assert [(mark.step, mark.kind) for mark in metrics.marks] == [(2, "not finite"), (6, "not finite")]
+    with path.open("a") as file:
+        file.write("3.0}\n")
+    metrics.read()
+    assert metrics.columns["loss"].steps.tolist() == [1, 5, 8]

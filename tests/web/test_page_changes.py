@@ -55,3 +55,11 @@ def test_gc_deletes_nothing_else(page, tmp_path):
         assert (done["state"], done["error"]["kind"]) == ("failed", "Mismatch")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
     assert server.request("POST", f"{run}/gc", {"folders": [OLD], "confirm": True}, {}).status == 403
+
+
+def test_gc_deletes_nothing_when_more_goes_than_was_shown(page, tmp_path):
+    server, run = page
+    sample_runs.write_step(tmp_path / "run", 12, {"model": sample_runs.model_arrays(12)}, parent=10)
+    done = server.job(f"{run}/gc", {"folders": [OLD], "confirm": True})
+    assert (done["state"], done["error"]["kind"]) == ("failed", "Mismatch")
+    assert (tmp_path / "run" / OLD).exists()

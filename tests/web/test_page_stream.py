@@ -1,5 +1,6 @@
 """Events of a run: changed steps, metrics, saves in flight, the log; a page that never reads costs nothing."""
 
+import contextlib
 import json
 import shutil
 import socket
@@ -12,6 +13,7 @@ from holdfast.train.metrics import Metrics
 from holdfast.web.page_stream import RunFollower
 from holdfast.web.run_view import FlightWatch
 from tests.web import sample_runs
+from tests.web.gated_storage import GatedRoots
 from tests.web.running import running
 from tests.web.test_run_records import records_of
 from tests.web.test_run_view import flight
@@ -39,7 +41,9 @@ def test_steps_come_and_go(tmp_path):
     shutil.rmtree(tmp_path / "step-000000000001")
     (name, value), *more = polled(records, follower)
     assert (name, value["removed"]) == ("run", ["step-000000000001"])
-    assert [(gone["step"], gone["why"]) for gone in value["gone"]] == [(1, "deleted")]
+    assert [(gone["step"], gone["why"]) for gone in value["gone"]] == [
+        (1, "removed by someone outside of Holdfast: the run has no rules that delete steps")
+    ]
     logged = [(line["step"], line["kind"]) for event, line in more if event == "log"]
     assert logged == [(3, "published"), (1, "removed")]
     assert more[-1] == ("metrics", {"names": {"loss": {"step": [3], "value": [0.5]}}})
@@ -110,3 +114,40 @@ def _until(connection: socket.socket, wanted: bytes) -> bytes:
         assert part, found
         found += part
     return found
+
+
+def test_a_root_that_goes_and_comes_is_told(tmp_path):
+    root = tmp_path / "run"
+    sample_runs.light_steps(root, [1])
+    records, follower = follower_of(root)
+    root.rename(tmp_path / "elsewhere")
+    ((name, value),) = polled(records, follower)
+    assert name == "problem" and value["problem"].endswith("is gone; the page shows what was there")
+    assert polled(records, follower) == []
+    (tmp_path / "elsewhere").rename(root)
+    assert polled(records, follower) == [("problem", {"problem": None})]
+
+
+def test_pages_that_follow_a_slow_storage_hold_up_no_answer(tmp_path):
+    """Eight pages follow a run whose storage stopped to answer; other requests are answered at once."""
+    sample_runs.light_steps(tmp_path / "slow", [1])
+    sample_runs.light_steps(tmp_path / "other", [1])
+    with running(tmp_path) as server, contextlib.ExitStack() as opened:
+        roots = GatedRoots(tmp_path, "slow")
+        server.api.roots = server.api._known._roots = roots
+        run = server.run_id("slow")
+        pages = [opened.enter_context(server.connect()) for _ in range(8)]
+        for page in pages:
+            page.sendall(f"GET /api/runs/{run}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert page.recv(100).startswith(b"HTTP/1.1 200")
+        time.sleep(1.5)
+        roots.storage("slow").close()
+        try:
+            assert roots.storage("slow").waiting.wait(30)
+            time.sleep(1.5)
+            began = time.monotonic()
+            for _ in range(5):
+                assert server.get(f"/api/runs/{server.run_id('other')}")["steps"]["step"] == [1]
+            assert time.monotonic() - began < 25
+        finally:
+            roots.storage("slow").gate.set()

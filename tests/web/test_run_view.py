@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from holdfast.checkpoint import retention
 from holdfast.core.errors import StorageError
 from holdfast.keep import parse
@@ -37,6 +39,32 @@ def test_the_next_save_deletes_what_is_announced(tmp_path):
     sample_runs.light_steps(tmp_path, [40])
     outcome = retention.apply(LocalStorage(tmp_path), parse("last(2)"), committed=40)
     assert [f"step-{step:012d}" for step in outcome.removed] == found["next"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "coming", "gone"),
+    [
+        ([10], 11, []),  # nothing is known of the distance
+        ([10, 20, 30, 40], 50, [10, 30]),
+        ([100, 200, 210, 220], 230, [210]),  # the usual distance, not the first or the mean
+        ([5, 10, 60, 110, 160], 210, [5, 10, 110]),
+    ],
+)
+def test_the_next_step_is_assumed_by_the_usual_distance(tmp_path, steps, coming, gone):
+    """The preview names the step that it assumes, and a save of that very step deletes what it announced."""
+    policy = parse("last(2) | every(20)")
+    sample_runs.light_steps(tmp_path, steps)
+    retention._save_policy(LocalStorage(tmp_path), policy)
+    found = retention_fields(records_of(tmp_path))
+    assert (found["next_step"], found["next"]) == (coming, [f"step-{step:012d}" for step in gone])
+    sample_runs.light_steps(tmp_path, [coming])
+    assert retention.apply(LocalStorage(tmp_path), policy, committed=coming).removed == gone
+
+
+def test_an_empty_run_has_no_next_step(tmp_path):
+    retention._save_policy(LocalStorage(tmp_path), parse("last(2)"))
+    found = retention_fields(records_of(tmp_path))
+    assert (found["policy"], found["next_step"], found["next"]) == ("last(2)", None, [])
 
 
 def test_a_tag_that_cannot_be_read_is_a_problem(tmp_path):

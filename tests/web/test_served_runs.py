@@ -1,5 +1,8 @@
 """Roots of every kind: a run's root, a training run, a folder of runs, a checkpoint, a hub folder, a bucket."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -81,3 +84,36 @@ def test_an_object_store_is_served(root):  # noqa: F811
         }
         found = page.job("/api/compare", both)["result"]
         assert (found["same"], found["changed"], found["most_changed"][0]["relative"]) == (1, 1, 1.0)
+
+
+def test_a_root_that_vanished_hides_no_other(tmp_path):
+    for name in "ab":
+        sample_runs.light_steps(tmp_path / name, [1])
+    roots = ServedRoots([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [run.name for run in roots.list()] == ["a", "b"]
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    assert [run.name for run in roots.list()] == ["a", "b"]
+    again = ServedRoots([str(tmp_path / "b"), str(tmp_path / "elsewhere")])
+    (tmp_path / "elsewhere").rename(tmp_path / "a")
+    assert [(run.name, run.kind) for run in again.list()] == [("b", "root"), ("elsewhere", "root")]
+
+
+def test_a_root_given_twice_or_within_another_is_there_once(tmp_path):
+    sample_runs.light_steps(tmp_path / "x" / "same", [1])
+    sample_runs.light_steps(tmp_path / "y" / "same", [1])
+    x = tmp_path / "x"
+    given = (x, x / "same", f"{x}/same/", x / ".." / "x" / "same", tmp_path / "y")
+    runs = ServedRoots([str(one) for one in given]).list()
+    assert [(run.name, run.address) for run in runs] == [
+        ("same", str(x / "same")), ("same", str(tmp_path / "y" / "same"))
+    ]  # fmt: skip
+    assert len({run.id for run in runs}) == 2
+
+
+def test_a_name_that_is_not_utf8_is_served(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/na\xffme"))
+    sample_runs.light_steps(folder, [1])
+    with running(tmp_path) as page:
+        (run,) = page.get("/api/runs")["runs"]
+        assert (run["name"], run["steps"]) == ("na\udcffme", 1)
+        assert page.get(f"/api/runs/{run['id']}/steps/step-000000000001/tree")["total"] == 1

@@ -78,6 +78,7 @@ class HttpServer:
         self._guard = guard
         self._limits = limits or ServerLimits()
         self._workers = PageWorkers(self._limits.workers)
+        self._stream_workers = PageWorkers(self._limits.workers)  # events of a slow storage hold up no answer
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._streams = 0
         self._unsent = 0
@@ -239,7 +240,7 @@ class HttpServer:
         if request.method != "GET":
             return None
         try:
-            events = self._application.stream(request, self._workers)
+            events = self._application.stream(request, self._stream_workers)
         except HoldfastError as error:
             raise BadRequest(404, str(error)) from None
         if events is not None and self._streams >= self._limits.streams:

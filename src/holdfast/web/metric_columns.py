@@ -6,6 +6,7 @@ with all later ones: the picture then shows what the run went on with.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ _CHUNK_BYTES = 4 * MIB
 _ONE_READ_BYTES = 16 * MIB  # a second of work; the next look reads on
 _LINE_BYTES = 256 * 1024
 _TEXT = 300  # characters of a mark
+_NOT_FINITE = re.compile(rb"(:\s*)-?(?:NaN|Infinity)\b")  # which other programs write; Holdfast writes null
 _NOT_METRICS = frozenset({"step", "event", "at"})
 _KINDS = {"began": "start", "took weights": "start", "save": "save", "resumed": "restore"}
 _LOGGED = frozenset({"failed", "skipped", "evaluated", "published"})
@@ -104,6 +106,7 @@ class MetricsFile:
         self._rest = b""
         self._identity: object = None
         self._last_step: int | None = None
+        self._odd: set[str] = set()  # metrics whose last value was not finite
         self.columns: dict[str, MetricColumn] = {}
         self.marks: list[RunMark] = []
         self._dropped = 0  # marks that are too old to keep
@@ -146,7 +149,10 @@ class MetricsFile:
         try:
             record = strictjson.loads(line, "metrics.jsonl")
         except HoldfastError:
-            return  # the process was killed during this write
+            finite = _NOT_FINITE.sub(rb"\1null", line)
+            if finite != line:
+                self._line(finite)
+            return  # or the process was killed during this write
         if not isinstance(record, dict):
             return
         step = record.get("step")
@@ -168,6 +174,10 @@ class MetricsFile:
                 if name not in self.columns and len(self.columns) >= _NAMES:
                     continue
                 self.columns.setdefault(name[:_TEXT], MetricColumn()).append(step, float(value))
+                self._odd.discard(name)
+            elif value is None and name in self.columns and name not in self._odd:
+                self._odd.add(name)
+                self._mark(RunMark(step, "not finite", f"{name} is not a finite number from this step on"))
 
     def _event(self, record: Mapping[str, Any], step: int | None) -> None:
         name, at = record["event"], record.get("at")

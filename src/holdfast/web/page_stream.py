@@ -40,17 +40,26 @@ class RunFollower:
             self._last = self._last_steps()
             self._marks = records.metrics.marks_seen
         self._in_flight: list[dict[str, Any]] = []
+        self._problem = records.problem
 
     def poll(self) -> list[bytes]:
         """Look at the run again and return what is new."""
         self._records.refresh()
         flights = self._flights()
+        retention = retention_fields(self._records) if self._records.rows is not self._rows else None
         with self._records.lock:
-            return [*self._steps(), *self._flight_events(flights), *self._metrics()]
+            return [*self._problems(), *self._steps(retention), *self._flight_events(flights), *self._metrics()]
 
-    def _steps(self) -> list[bytes]:
+    def _problems(self) -> list[bytes]:
+        if self._records.problem == self._problem:
+            return []
+        self._problem = self._records.problem
+        return [event("problem", {"problem": self._problem})]
+
+    def _steps(self, retention: dict[str, Any] | None) -> list[bytes]:
+        """Return the changes of steps; `retention` was read without the lock, and is None if there was none."""
         rows = self._records.rows
-        if rows is self._rows:
+        if rows is self._rows or retention is None:
             return []
         before, self._rows = self._rows, rows
         changed = [row for folder, row in rows.items() if before.get(folder) != row]
@@ -61,7 +70,7 @@ class RunFollower:
             return [event("reload", {"why": "many steps changed"})]
         steps = {"steps": [row.fields() for row in changed]}
         gone = [self._records.gone[folder] for folder in removed if folder in self._records.gone]
-        fields = {"changed": steps, "removed": removed, "retention": retention_fields(self._records), "gone": gone}
+        fields = {"changed": steps, "removed": removed, "retention": retention, "gone": gone}
         return [event("run", fields), *self._step_log(before, changed, gone), *self._saved_metrics(before, changed)]
 
     def _step_log(

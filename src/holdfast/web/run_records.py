@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -16,14 +16,18 @@ from holdfast.checkpoint.retention import saved_policy
 from holdfast.checkpoint.tags import tagged
 from holdfast.core.errors import HoldfastError, NotFound, Untrusted
 from holdfast.core.names import folder_step, set_aside_kind
+from holdfast.keep import Policy
 from holdfast.storage.local import LocalStorage
 from holdfast.web.metric_columns import MetricColumn, MetricsFile
 from holdfast.web.served_runs import ServedRoots, ServedRun
 
 _LOCAL_S, _REMOTE_S = 0.4, 3.0  # between looks at a storage
 _FULL_S = 30.0  # between comparisons of every folder
+_FIRST_S = 10.0  # that others wait for the first look at a storage
+NO_ANSWER = "the storage has not answered yet; the page fills when it does"
 _METRICS = 64
 _MOST_GONE = 1000
+_OUTSIDE = "by someone outside of Holdfast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,20 @@ class RunRecords:
     def __init__(self, run: ServedRun, roots: ServedRoots) -> None:
         self.run = run
         self._roots = roots
-        self.lock = threading.RLock()
-        self._catalog = Catalog(run.storage)
+        self.lock = threading.RLock()  # of what is known; never held while a storage is waited for
+        self._looking = threading.Lock()  # held by the thread that looks at the storage
+        self._catalog = Catalog(run.storage)  # of that thread only
         self._looked = self._compared = -math.inf
         self._outside: set[str] = set()
+        self.entries: list[Committed] = []  # the steps with their own names, oldest first
+        self.set_aside: list[Committed] = []  # the folders that were set aside
+        self._by_folder: dict[str, Committed] = {}
+        self._tags: Mapping[str, Sequence[str]] = {}
         self._rows: dict[str, StepRow] = {}
         self._shown: object = None
         self._verified: dict[tuple[str, str], tuple[bool, str]] = {}  # outcome and time, by folder and attempt
         self.gone: dict[str, dict[str, Any]] = {}  # steps that were deleted since the server began to look
-        self.problem: str | None = None
+        self.problem: str | None = NO_ANSWER
         self.metrics = MetricsFile(run.folder / "metrics.jsonl" if run.folder is not None else None)
 
     @property
@@ -76,19 +85,9 @@ class RunRecords:
         """Every step by folder, in the order of steps."""
         return self._rows
 
-    @property
-    def entries(self) -> list[Committed]:
-        """The steps with their own names, as the catalog has them, oldest first."""
-        return self._catalog.steps
-
-    @property
-    def set_aside(self) -> list[Committed]:
-        """The folders that were set aside."""
-        return self._catalog.set_aside
-
     def entry(self, folder: str) -> Committed:
         """Return a step's entry; raises NotFound, or Untrusted for a folder outside of the roots."""
-        entry = self._catalog.get(folder)
+        entry = self._by_folder.get(folder)
         if entry is None:
             raise NotFound(self._missing(folder))
         if folder in self._outside:
@@ -98,10 +97,10 @@ class RunRecords:
     def _missing(self, folder: str) -> str:
         if folder in self.gone:
             gone = self.gone[folder]
-            return f"step {gone['step']} was {gone['why']} (seen at {gone['at']})"
+            return f"step {gone['step']} is gone: {gone['why']} (seen at {gone['at']})"
         step, newest = folder_step(folder), max((row.step for row in self._rows.values()), default=None)
         if step is not None and newest is not None and step < newest:
-            return f"{self.run.name} has no step {step}: it was {self._why_gone()}, or never saved"
+            return f"{self.run.name} has no step {step}: {why_gone(self._policy(), step)}, or it was never saved"
         return f"{self.run.name} has no step in a folder {folder[:80]!r}"
 
     def note_verified(self, folder: str, attempt: str, *, is_good: bool) -> None:
@@ -111,24 +110,51 @@ class RunRecords:
             self._update_rows()
 
     def refresh(self, *, force: bool = False) -> None:
-        """Look at the storage again, unless that was a moment ago."""
-        with self.lock:
-            now = time.monotonic()
-            pause = _LOCAL_S if isinstance(self.run.storage, LocalStorage) else _REMOTE_S
-            if now - self._looked < pause and not force:
-                return
-            try:
-                self._look(now)
-                self.problem = None
-            except (HoldfastError, OSError) as error:
-                self.problem = str(error)
-            self.metrics.read()
-            self._looked = time.monotonic()
-            self._update_rows()
+        """Look at the storage again, unless that was a moment ago.
 
-    def _look(self, now: float) -> None:
-        if self.run.kind == "checkpoint" or not self.run.storage.exists():
+        One thread looks. The others go on with what is known, so that a storage that answers slowly takes one of the
+        server's threads and not all of them; before the first look has ended they wait for a while.
+        """
+        if not self._is_due(force=force):
             return
+        patience = -1.0 if force else 0.0 if self._looked > -math.inf else _FIRST_S
+        if not (self._looking.acquire(timeout=patience) if patience else self._looking.acquire(blocking=False)):
+            return
+        try:
+            if self._is_due(force=force):
+                self._look_again()
+        finally:
+            self._looking.release()
+
+    def _is_due(self, *, force: bool) -> bool:
+        pause = _LOCAL_S if isinstance(self.run.storage, LocalStorage) else _REMOTE_S
+        return force or time.monotonic() - self._looked >= pause
+
+    def _look_again(self) -> None:
+        problem = None
+        try:
+            problem = self._look(time.monotonic())
+        except (HoldfastError, OSError) as error:
+            problem = str(error)
+        steps, aside = self._catalog.steps, self._catalog.set_aside
+        tags, problems = self._read_tags([*steps, *aside])
+        by_folder = {entry.folder: entry for entry in (*steps, *aside)}
+        policy = self._policy() if self._rows.keys() - by_folder.keys() else None
+        with self.lock:
+            self.metrics.read()
+            self.problem = next(iter(problems), problem)
+            is_new = bool(self._catalog.changed)
+            self._catalog.changed.clear()
+            self.entries, self.set_aside, self._by_folder, self._tags = steps, aside, by_folder, tags
+            self._update_rows(policy, is_new=is_new)
+            self._looked = time.monotonic()
+
+    def _look(self, now: float) -> str | None:
+        """Bring the catalog up to date; return what a person must know."""
+        if self.run.kind == "checkpoint":
+            return None
+        if not self.run.storage.exists():
+            return f"{self.run.address} is gone; the page shows what was there" if len(self._catalog) else None
         if now - self._compared > _FULL_S or not len(self._catalog):
             self._catalog.scan()
             self._compared = now
@@ -138,41 +164,41 @@ class RunRecords:
             self._outside.discard(folder)
             if not self._roots.is_inside(self.run.storage, folder):
                 self._outside.add(folder)
+        return None
 
     def _recent(self) -> set[str]:
         """Return the folders whose manifests are compared at every look: the newest, where changes happen."""
         return {entry.folder for entry in self._catalog.steps[-16:]}
 
-    def _update_rows(self) -> None:
+    def _read_tags(self, entries: list[Committed]) -> tuple[Mapping[str, Sequence[str]], list[str]]:
         problems: list[str] = []
-        steps, aside = self._catalog.steps, self._catalog.set_aside
         try:
-            tags = tagged(self.run.storage, [*steps, *aside], problems) if steps or aside else {}
+            return (tagged(self.run.storage, entries, problems) if entries else {}), problems
         except (HoldfastError, OSError) as error:
-            tags, problems = {}, [str(error)]
+            return {}, [str(error)]
+
+    def _update_rows(self, policy: Policy | None = None, *, is_new: bool = False) -> None:
+        tags, steps, aside = self._tags, self.entries, self.set_aside
         shown = (tags, len(self.metrics.stalls), self.metrics.generation, dict(self._verified))
-        if problems:
-            self.problem = problems[0]
-        if shown == self._shown and not self._catalog.changed:
+        if shown == self._shown and not is_new:
             return
         self._shown = shown
-        self._catalog.changed.clear()
         left = left_steps(steps)
         branches = _branches([*steps, *aside])
         made = [self._row(entry, left, branches, tags.get(entry.folder, ())) for entry in (*steps, *aside)]
         before, self._rows = self._rows, {row.folder: row for row in sorted(made, key=lambda r: (r.step, r.folder))}
-        for folder in before.keys() - self._rows.keys():
-            self.gone[folder] = {"folder": folder, "step": before[folder].step, "at": _now(), "why": self._why_gone()}
+        for row in (row for folder, row in before.items() if folder not in self._rows):
+            why = why_removed(policy, row, self._rows.values())
+            self.gone[row.folder] = {"folder": row.folder, "step": row.step, "at": _now(), "why": why}
         for folder in list(self.gone)[:-_MOST_GONE]:
             del self.gone[folder]
 
-    def _why_gone(self) -> str:
-        """Say why a step may have been deleted: the run's policy, if it has one."""
+    def _policy(self) -> Policy | None:
+        """Return the run's policy, None without one that can be read."""
         try:
-            policy = saved_policy(self.run.storage)
+            return saved_policy(self.run.storage)
         except (HoldfastError, OSError):
-            policy = None
-        return "deleted" if policy is None else f"deleted: {policy} did not keep it"
+            return None
 
     def _row(
         self, entry: Committed, left: set[LeftStep], branches: Mapping[LeftStep, int], tags: Iterable[str]
@@ -199,6 +225,8 @@ class RunRecords:
             )
         world = manifest.writer.get("world")
         verified, verified_at = self._verified.get((entry.folder, manifest.attempt), (None, None))
+        if verified is False and state == "committed":
+            state, note = "damaged", "found damaged by a verification"
         return StepRow(
             folder=entry.folder,
             step=entry.step,
@@ -235,6 +263,31 @@ class RunRecords:
                 if value is not None and len(curves) <= _METRICS:
                     curves.setdefault(name, MetricColumn()).append(row.step, float(value))
         return curves
+
+
+def why_removed(policy: Policy | None, row: StepRow, others: Iterable[StepRow]) -> str:
+    """Say why a step went that was here a moment ago: by the policy, or by someone whom the policy does not know."""
+    if set_aside_kind(row.folder) is not None:
+        return "its folder was set aside, and was removed by hand"
+    if row.tags:
+        return f"removed {_OUTSIDE}: the tag {row.tags[0]} kept it"
+    if policy is None:
+        return f"removed {_OUTSIDE}: the run has no rules that delete steps"
+    living = [one for one in others if one.state == "committed"]
+    reasons = policy.kept([*living, row]).get(row.step, [])
+    if reasons and living:
+        return f"removed {_OUTSIDE}: {', '.join(reasons)} keeps it"
+    return f"deleted: {policy} did not keep it"
+
+
+def why_gone(policy: Policy | None, step: int) -> str:
+    """Say what is known of a step that nobody saw go: rules of numbers tell, others cannot be asked any more."""
+    if policy is None:
+        return f"removed {_OUTSIDE}, or before events were kept"
+    for name, arguments in policy.rules:
+        if name == "every" and step % arguments[0] == 0:
+            return f"removed {_OUTSIDE}, or by other rules before: every({arguments[0]}) keeps it"
+    return f"deleted, as far as can be told: {policy} did not keep it"
 
 
 def _now() -> str:

@@ -17,8 +17,8 @@ from holdfast.core.errors import HoldfastError
 from holdfast.keep import Policy
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local_files import LocalReader
-from holdfast.web.run_records import RunRecords
-from holdfast.web.served_runs import CONFIG
+from holdfast.web.run_records import NO_ANSWER, RunRecords
+from holdfast.web.served_runs import CONFIG, ServedRun
 from holdfast.writer.in_flight import FlightRank, flight_ranks, saves_in_flight
 
 _CONFIG_BYTES = 256 * 1024
@@ -43,6 +43,13 @@ def run_summary(records: RunRecords) -> dict[str, Any]:
         "in_flight": run.kind != "checkpoint" and bool(_flights(run.storage)),
         "problem": records.problem,
     }
+
+
+def unknown_summary(run: ServedRun) -> dict[str, Any]:
+    """Return the line of a run whose storage has not answered yet."""
+    facts = dict.fromkeys(("steps", "newest", "newest_created", "bytes"))
+    known = {"id": run.id, "name": run.name, "address": run.address, "kind": run.kind, "in_flight": False}
+    return {**known, **facts, "problem": NO_ANSWER}
 
 
 def run_fields(records: RunRecords) -> dict[str, Any]:
@@ -92,16 +99,16 @@ def _config(records: RunRecords) -> str | None:
 def retention_fields(records: RunRecords) -> dict[str, Any]:
     """Return what the run's policy keeps and why, what gc would delete now, and what the next save would."""
     if records.run.kind == "checkpoint":
-        return {"policy": None, "rows": [], "next": [], "problem": None}
+        return _no_retention(None)
     found = records.entries
     try:
         policy = retention.saved_policy(records.run.storage)
         if policy is None:
-            return {"policy": None, "rows": [], "next": [], "problem": None}
+            return _no_retention(None)
         newest = max((entry.step for entry in living(found) if entry.manifest is not None), default=0)
         decisions = retention.decide(records.run.storage, policy, newest, found, records.set_aside)
     except (HoldfastError, OSError) as error:
-        return {"policy": None, "rows": [], "next": [], "problem": str(error)}
+        return _no_retention(str(error))
     rows = [
         {
             "folder": decision.entry.folder,
@@ -110,14 +117,19 @@ def retention_fields(records: RunRecords) -> dict[str, Any]:
         }
         for decision in decisions
     ]
-    return {"policy": str(policy), "rows": rows, "next": _next(records, policy, found), "problem": None}
+    step, folders = _next(records, policy, found)
+    return {"policy": str(policy), "rows": rows, "next": folders, "next_step": step, "problem": None}
 
 
-def _next(records: RunRecords, policy: Policy, found: list[Committed]) -> list[str]:
-    """Return the folders that the next save would delete, if it comes after the usual number of steps."""
+def _no_retention(problem: str | None) -> dict[str, Any]:
+    return {"policy": None, "rows": [], "next": [], "next_step": None, "problem": problem}
+
+
+def _next(records: RunRecords, policy: Policy, found: list[Committed]) -> tuple[int | None, list[str]]:
+    """Return the step that the next save is taken to be, after the usual number of steps, and what it would delete."""
     alive = [entry for entry in living(found) if entry.manifest is not None]
     if not alive:
-        return []
+        return None, []
     steps = [entry.step for entry in alive]
     gap = median_low([b - a for a, b in itertools.pairwise(steps)] or [1])
     coming = alive[-1]
@@ -127,7 +139,7 @@ def _next(records: RunRecords, policy: Policy, found: list[Committed]) -> list[s
     manifest = replace(coming.manifest, step=step, attempt="", created=now, metrics={}, abandons=(), skips=())
     ahead = [*found, Committed(step, "", manifest)]
     decisions = retention.decide(records.run.storage, policy, step, ahead, records.set_aside)
-    return [decision.entry.folder for decision in decisions if not decision.stays]
+    return step, [decision.entry.folder for decision in decisions if not decision.stays]
 
 
 def _flights(storage: SharedStorage) -> list[Any]:
@@ -151,13 +163,19 @@ class FlightWatch:
     def __init__(self, storage: SharedStorage) -> None:
         self._storage = storage
         self._lock = threading.Lock()
+        self._last: list[dict[str, Any]] = []
         self._heard: dict[tuple[str, int], _Heard] = {}
         self._since: dict[str, str] = {}
 
     def fields(self) -> list[dict[str, Any]]:
         """Return the saves in flight with the progress of every rank."""
-        with self._lock:
-            return self._look()
+        if not self._lock.acquire(blocking=False):
+            return self._last  # another thread waits for the storage
+        try:
+            self._last = self._look()
+            return self._last
+        finally:
+            self._lock.release()
 
     def _look(self) -> list[dict[str, Any]]:
         flights = _flights(self._storage)

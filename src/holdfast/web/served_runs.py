@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,14 +42,31 @@ class ServedRoots:
     def __init__(self, roots: list[str]) -> None:
         self.given = roots
         self._found: dict[str, ServedRun] = {}
+        self._listed: dict[Path | str, list[ServedRun]] = {}  # what each root had when it could be read
         self._tops = [_top(root) for root in roots]
         self._inside = [top.resolve() for top in self._tops if isinstance(top, Path)]
 
     def list(self) -> list[ServedRun]:
         """Return every run under the roots, in the order of the roots."""
-        found = [run for top in self._tops for run in _runs_at(top)]
+        found = [run for top in self._tops for run in self._runs(top)]
         self._found = {run.id: run for run in found[:_MOST_RUNS]}
         return list(self._found.values())
+
+    def _runs(self, top: Path | str) -> Sequence[ServedRun]:
+        """Return the runs at a root; those that were there before if it cannot be read now, so that the others show.
+
+        An object store is asked once: an address stays what it is, and each question may take seconds.
+        """
+        known = self._listed.get(top)
+        if known is not None and isinstance(top, str):
+            return known
+        try:
+            self._listed[top] = list(_runs_at(top))
+        except (HoldfastError, OSError):
+            if known is None:
+                storage = shared_storage_at(top) if isinstance(top, str) else LocalStorage(top)
+                return [_run("root", str(top), storage)]
+        return self._listed[top]
 
     def get(self, run_id: str) -> ServedRun:
         """Return a run by its id; raises NotFound."""

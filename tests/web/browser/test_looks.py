@@ -95,8 +95,17 @@ def test_damage_fits_a_phone(opening: Callable[..., Any], site: Served) -> None:
         assert window.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         window.open(run_route(site.run_id("branches")))
         window.shows("goes next")
-        window.page.set_viewport_size({"width": 1280, "height": 900})
         table = window.section("Steps").get_by_role("table")
+        scroller = window.section("Steps").locator(".windowed")
+        table.get_by_role("columnheader", name="Step").scroll_into_view_if_needed()
+        for name in ("Saved", "Publish", "Stall", "Branch", "Notes"):
+            header = table.get_by_role("columnheader", name=name)
+            place = header.evaluate("node => node.offsetLeft")
+            scroller.evaluate("(node, left) => { node.scrollLeft = left; }", place - 130)
+            expect(header).to_be_in_viewport(ratio=0.5)
+            expect(table.get_by_role("columnheader", name="Step")).to_be_in_viewport(ratio=1)
+        assert window.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        window.page.set_viewport_size({"width": 1280, "height": 900})
         expect(table.locator("tbody tr[data-index='1']")).to_be_visible()
         heights = table.evaluate("table => [...table.tBodies[0].rows].map((row) => Math.round(row.offsetHeight))")
         assert set(heights) == {38}

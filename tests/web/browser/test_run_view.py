@@ -126,6 +126,7 @@ def test_steps_that_come_and_go_do_not_move_what_is_in_sight(opening, tmp_path: 
         window.open(run_route(server.run_id("live")))
         table = window.section("Steps").locator(".windowed")
         expect(window.page.locator("#link-state")).to_have_text("live")
+        expect(window.fact("Silent")).to_contain_text("they came every 7.00 s")
         table.evaluate("node => { node.scrollTop = 38 * 40; }")
         row = window.section("Steps").locator("tbody tr").filter(has_text="step 560")
         expect(row).to_be_visible()

@@ -1,6 +1,7 @@
-// Shortcuts, and the dialog that `?` opens.
+// Shortcuts, and the dialog that `?` opens: the keys, and the words of the page.
 
 import { byId, el, replace } from "./dom.js";
+import { wordList } from "./glossary.js";
 import { nextTheme } from "./theme.js";
 
 const SHORTCUTS = [
@@ -32,6 +33,7 @@ export function startHelp() {
   replace(dialog,
     el("h2", { id: "help-title" }, "Keyboard"),
     el("dl", { class: "keys" }, SHORTCUTS.map(([keys, text]) => [el("dt", null, keys.split(" ").map((key) => el("kbd", null, key))), el("dd", null, text)])),
+    el("h2", null, "Words"), wordList(),
     el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
   byId("help-button").addEventListener("click", () => dialog.showModal());
   document.addEventListener("keydown", (event) => pressed(event, dialog));

@@ -3,26 +3,29 @@
 import { drawBars } from "./bars.js";
 import { chartFrame } from "./chart_frame.js";
 import { drawCurve } from "./curve.js";
-import { svg } from "./dom.js";
-import { extent, linear, wholeTicks } from "./scales.js";
+import { el, replace, svg } from "./dom.js";
+import { broken, extent, wholeTicks } from "./scales.js";
 import { stateOf } from "./steps_table.js";
 import { count, duration, milliseconds, size, stepName, value, visible, whole } from "./text.js";
-import { drawTimeline, laneHeight, lanesOf } from "./timeline.js";
+import { drawTimeline, laneHeight, lanesOf, SLOT } from "./timeline.js";
 
 const CURVE = 150;
 const CURVE_TOP = 26;
 const BARS = 34;
+const TICK_APART = 56;
 
 // `model()` gives {rows, series, metric, marks, leaving, flight} as they are now.
 export function runChart(model, open) {
-  return chartFrame({
+  const note = el("p", { class: "note" });
+  const frame = chartFrame({
     label: "Steps of the run over training steps: metric, checkpoints, time to publish, stall. Arrow keys move from step to step, Enter opens one. The table of steps below has the same facts.",
     hint: "Move over the chart, or focus it and use the arrow keys.",
     height: () => layout(model()).total,
-    draw: (group, width) => draw(group, width, model()),
+    draw: (group, width) => draw(group, width, model(), note),
     describe: (blade) => describe(blade, model()),
     open: (blade) => open(blade.rows[0]),
   });
+  return { node: el("div", null, frame.node, note), update: frame.update };
 }
 
 function layout(now) {
@@ -35,21 +38,47 @@ function layout(now) {
   return { base, publish, stall, hasStall, total: (hasStall ? stall : publish) + BARS + 26 };
 }
 
-function draw(group, width, now) {
+function draw(group, width, now, note) {
   const places = layout(now);
   const left = width < 520 ? 46 : 64;
   const right = width - 14;
-  const x = linear(domain(now), [left + 14, right - 10]);
+  const axis = axisOf(now, left + 14, right - 10);
+  const x = axis.place;
   const lanes = lanesOf(now.rows);
   if (now.series) drawCurve(group, now.series, now.marks, x, { top: CURVE_TOP, height: CURVE, left, right, text: visible(now.metric) });
   const blades = drawTimeline(group, now.rows, lanes, x, places.base, now);
   const common = { left, right, height: BARS };
   drawBars(group, blades, { ...common, amount: (row) => row.seconds, top: places.publish, name: "time to publish", text: duration, kind: "publish" });
   if (places.hasStall) drawBars(group, blades, { ...common, amount: (row) => row.stall_ms, top: places.stall, name: "stall of training", text: milliseconds, kind: "stall" });
-  for (const tick of wholeTicks(domain(now), width < 520 ? 3 : 7)) {
-    group.append(svg("text", { class: "tick", x: x(tick), y: places.total - 6, "text-anchor": "middle" }, whole(tick)));
-  }
+  drawTicks(group, axis, width, places.total - 6);
+  for (const gap of axis.breaks) group.append(breakMark(gap, places.base));
+  replace(note, axis.breaks.length ? `Drawn short, because there are no steps: ${axis.breaks.map((gap) => `${whole(gap.from)} to ${whole(gap.to)}`).join(", ")}.` : "");
   return { places: blades.map((blade) => ({ x: blade.x, item: blade })) };
+}
+
+function axisOf(now, left, right) {
+  const steps = now.rows.concat(now.gone).map((row) => row.step);
+  return broken(domain(now), [left, right], steps, SLOT);
+}
+
+function drawTicks(group, axis, width, y) {
+  let last = -Infinity;
+  const put = (tick) => {
+    const at = axis.place(tick);
+    if (at - last < TICK_APART || at > width - 8) return;
+    last = at;
+    group.append(svg("text", { class: "tick", x: at, y, "text-anchor": "middle" }, whole(tick)));
+  };
+  if (!axis.breaks.length) return void wholeTicks(axis.pieces[0], width < 520 ? 3 : 7).forEach(put);
+  for (const [from, to] of axis.pieces) {
+    put(from);
+    wholeTicks([from, to], Math.max(1, Math.floor((axis.place(to) - axis.place(from)) / 120))).forEach(put);
+  }
+}
+
+function breakMark(gap, y) {
+  return svg("g", { class: "break", transform: `translate(${gap.at} ${y})` }, svg("rect", { x: -7, y: -9, width: 14, height: 18 }),
+    svg("path", { d: "M-7 8 L-1 -8 M1 8 L7 -8" }), svg("title", null, `no steps from ${whole(gap.from)} to ${whole(gap.to)}`));
 }
 
 function domain(now) {

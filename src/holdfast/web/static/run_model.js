@@ -3,6 +3,7 @@
 import { median } from "./scales.js";
 
 const COLUMNS = ["folder", "step", "state", "created", "bytes", "seconds", "stall_ms", "parent", "branch", "tags", "world", "note", "verified", "verified_at"];
+export const GONE_UNSEEN = "removed by someone outside of Holdfast, or before events were kept";
 const RANK = { damaged: 3, committed: 2 };
 
 export function rowsOf(run) {
@@ -44,9 +45,14 @@ export function leaving(retention) {
   const found = new Map(rows.filter((row) => !row.keep).map((row) => [row.folder, row.why.replace("the policy", `the rules (${policy})`)]));
   const reasons = staying(retention);
   for (const folder of (retention && retention.next) || []) {
-    if (!found.has(folder)) found.set(folder, `no longer among ${reasons.get(folder) || "those that a rule keeps"} once the next step is committed`);
+    if (!found.has(folder)) found.set(folder, `no longer among ${reasons.get(folder) || "those that a rule keeps"} once ${nextStep(retention)} is committed`);
   }
   return found;
+}
+
+// The step that the preview of retention is made for.
+function nextStep({ next_step: step }) {
+  return typeof step === "number" ? `step ${step.toLocaleString("en-US")}, if that is the next,` : "the next step";
 }
 
 export function staying(retention) {
@@ -59,15 +65,22 @@ export function goneSteps({ rows, events, retention, removed }) {
   const here = new Set(rows.map((row) => row.step));
   const found = new Map();
   const policy = retention && retention.policy;
-  const guess = policy ? `not kept by the rules (${policy})` : "removed by hand, or by rules of before";
-  const note = (step, at) => { if (typeof step === "number" && !here.has(step) && !found.has(step)) found.set(step, { step, why: guess, at }); };
-  for (const one of removed || []) if (typeof one.step === "number" && !here.has(one.step)) found.set(one.step, { step: one.step, why: one.why || guess, at: one.at });
+  const note = (step, at) => { if (typeof step === "number" && !here.has(step) && !found.has(step)) found.set(step, { step, why: whyGone(policy, step), at }); };
+  for (const one of removed || []) if (typeof one.step === "number" && !here.has(one.step)) found.set(one.step, { step: one.step, why: one.why || whyGone(policy, one.step), at: one.at });
   for (const row of rows) note(row.parent, null);
   for (const event of events || []) {
     if (event.kind === "published") note(event.step, null);
-    if (event.kind === "removed" && !here.has(event.step)) found.set(event.step, { step: event.step, why: event.text || guess, at: event.at });
+    if (event.kind === "removed" && !here.has(event.step)) found.set(event.step, { step: event.step, why: event.text || whyGone(policy, event.step), at: event.at });
   }
   return [...found.values()].sort((a, b) => b.step - a.step);
+}
+
+// What is known of a step that nobody saw go, as the server says it: rules of numbers tell, others cannot be asked any more.
+function whyGone(policy, step) {
+  if (!policy) return GONE_UNSEEN;
+  const keeping = [...policy.matchAll(/every\((\d+)\)/g)].find((match) => step % Number(match[1]) === 0);
+  if (keeping) return `removed by someone outside of Holdfast, or by other rules before: ${keeping[0]} keeps it`;
+  return `deleted, as far as can be told: ${policy} did not keep it`;
 }
 
 // What is known of a folder that is not there.
@@ -76,7 +89,7 @@ export function goneText(folder, rows, run) {
   const step = match ? Number(match[1]) : null;
   const gone = match && goneSteps({ rows, events: run.events, retention: run.retention, removed: run.gone }).find((one) => one.step === step);
   if (gone) return `Step ${step.toLocaleString("en-US")} is gone: ${gone.why}.`;
-  return `${match ? `Step ${step.toLocaleString("en-US")}` : folder} is not in this run; it may have been removed by its rules or by hand.`;
+  return `${match ? `Step ${step.toLocaleString("en-US")}` : folder} is not in this run: ${GONE_UNSEEN}, or never saved.`;
 }
 
 export function stalls(rows) {
@@ -99,8 +112,8 @@ export function setAside(rows) {
 // The usual seconds between commits, of the last twenty; null if there are too few to say.
 export function usualGap(rows) {
   const times = rows.filter((row) => row.state === "committed").slice(0, 20).map((row) => new Date(row.created).getTime() / 1000).filter(Number.isFinite);
-  if (times.length < 4) return null;
-  return median(times.slice(1).map((time, index) => times[index] - time));
+  const gaps = times.slice(1).map((time, index) => times[index] - time).filter((gap) => gap > 0); // a clock may be set back
+  return gaps.length < 3 ? null : median(gaps);
 }
 
 // The folder of the step that a row was trained on from, if it is still there.

@@ -1,8 +1,9 @@
 // The table of a run's steps: windowed, filtered, two of them chosen for a comparison.
 
 import { el, replace } from "./dom.js";
+import { meaning } from "./glossary.js";
 import { badge } from "./parts.js";
-import { matches } from "./run_model.js";
+import { GONE_UNSEEN, matches } from "./run_model.js";
 import { compareRoute, stepRoute } from "./routes.js";
 import { ago, at, count, duration, milliseconds, ruleWords, size, stepName, visible } from "./text.js";
 import { windowedTable } from "./windowed.js";
@@ -10,9 +11,9 @@ import { windowedTable } from "./windowed.js";
 const FILTERS = ["all", "committed", "verified", "damaged", "set aside", "tagged"];
 const STATES = { committed: ["committed", "unread"], damaged: ["damaged", "bad"], abandoned: ["abandoned", "aside"], left_behind: ["left behind", "aside"] };
 const COLUMNS = [
-  { label: "Step", class: "c-step" }, { label: "State", class: "c-state" }, { label: "Saved", class: "c-when wide-only" }, { label: "Size", class: "c-num" },
-  { label: "Publish", class: "c-num wide-only", title: "time from the call to the published step" }, { label: "Stall", class: "c-num", title: "how long training waited" },
-  { label: "Branch", class: "c-num c-branch wide-only" }, { label: "Notes", class: "c-note" },
+  { label: "Step", class: "c-step" }, { label: "State", class: "c-state" }, { label: "Saved", class: "c-when" }, { label: "Size", class: "c-num" },
+  { label: "Publish", class: "c-num", title: meaning("publish") }, { label: "Stall", class: "c-num", title: meaning("stall") },
+  { label: "Branch", class: "c-num c-branch", title: meaning("branch") }, { label: "Notes", class: "c-note" },
 ];
 
 // The word for a step's state and its kind for the stylesheet. Only a verification reads every byte again.
@@ -25,6 +26,7 @@ export function stateOf(row) {
 export function stepsTable(model, options, changed) {
   const state = { shown: [], filter: FILTERS.includes(options.filter) ? options.filter : "all", text: options.q || "", chosen: new Set() };
   const table = windowedTable({ label: "Steps, newest first", rowHeight: 38, columns: COLUMNS, empty: "", draw: (index) => row(state.shown[index], model(), state), act });
+  table.node.classList.add("steps");
   const search = el("input", { type: "search", class: "search", placeholder: "Step, folder or tag", "aria-label": "Filter steps by number, folder or tag", value: state.text });
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Show" });
   const bar = el("div", { class: "choice", role: "status" });
@@ -86,7 +88,9 @@ export function stepsTable(model, options, changed) {
   function emptyText() {
     const wanted = Number(state.text.replace(/,/g, ""));
     const gone = state.text && (model().gone || []).find((step) => step.step === wanted);
-    return gone ? `Step ${wanted.toLocaleString("en-US")} is gone: ${ruleWords(gone.why)}.` : "No step fits the filter.";
+    if (gone) return `Step ${wanted.toLocaleString("en-US")} is gone: ${ruleWords(gone.why)}.`;
+    const newest = model().rows[0];
+    return state.text && newest && Number.isInteger(wanted) && wanted < newest.step ? `Step ${wanted.toLocaleString("en-US")} is not here: it was ${GONE_UNSEEN}, or never saved.` : "No step fits the filter.";
   }
 
   function tell() {
@@ -109,11 +113,11 @@ function row(entry, now, state) {
   return { attributes: { class: `linked ${kind}`, "aria-selected": String(box.checked) }, cells: [
     el("td", { class: "c-step" }, box, el("a", { class: "name", href: stepRoute(now.id, entry.folder), tabindex: -1 }, name)),
     el("td", { class: "c-state" }, going === undefined ? badge(word, kind) : [el("span", { class: "desk-only" }, badge(word, kind)), el("span", { class: "phone-only" }, badge("goes next", "going"))]),
-    el("td", { class: "c-when wide-only", title: at(entry.created) }, entry.created ? ago(entry.created, Date.now()) : "–"),
+    el("td", { class: "c-when", title: at(entry.created) }, entry.created ? ago(entry.created, Date.now()) : "–"),
     el("td", { class: "c-num" }, size(entry.bytes)),
-    el("td", { class: "c-num wide-only" }, duration(entry.seconds)),
+    el("td", { class: "c-num" }, duration(entry.seconds)),
     el("td", { class: "c-num" }, milliseconds(entry.stall_ms)),
-    el("td", { class: "c-num c-branch wide-only" }, entry.branch ?? "–"),
+    el("td", { class: "c-num c-branch" }, entry.branch ?? "–"),
     el("td", { class: "c-note" }, (entry.tags || []).map((tag) => badge(tag, "tag")), going !== undefined ? badge("goes next", "going") : null, noteOf(entry, now, going)),
   ] };
 }

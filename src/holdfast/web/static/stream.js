@@ -3,7 +3,7 @@
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 15000;
-const EVENTS = ["run", "flights", "metrics", "log", "reload"];
+const EVENTS = ["run", "flights", "metrics", "log", "problem", "reload"];
 
 // `handlers` has a function for each event and `state("live" | "lost")`. After a loss the `reload` handler is called, for
 // what was missed. Returns a function that closes the stream.
@@ -14,6 +14,7 @@ export function follow(address, handlers) {
   let lost = false;
 
   function open() {
+    if (source) source.close();
     source = new EventSource(address);
     source.addEventListener("open", () => {
       wait = FIRST_WAIT_MS;

@@ -6,10 +6,15 @@ import { damaged, leaving, newestIntact, publishTimes, setAside, stalls, stepBef
 import { compareRoute, stepRoute } from "./routes.js";
 import { ago, at, count, duration, list, milliseconds, ruleWords, size, stepName, visible, whole } from "./text.js";
 
-// `now` has {id, rows, flights, retention, gone, changes, verifyNode}; `changes` is a node or null, verifyNode(row) offers a verification.
+// `now` has {id, problem, rows, flights, retention, gone, changes, verifyNode}; `changes` is a node or null, verifyNode(row) offers a verification.
 export function drawSummary(node, now) {
-  const lines = [newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), silenceLine(now), changedLine(now)].filter(Boolean);
+  const lines = [problemLine(now), newestLine(now), flightLine(now), stallLine(now), goesLine(now), wentLine(now), damagedLine(now), silenceLine(now), changedLine(now)].filter(Boolean);
   redraw(node, lines.map(([name, content, kind]) => el("div", { class: `fact-line ${kind || ""}` }, el("dt", null, name), el("dd", null, content))));
+}
+
+// What keeps the server from looking: a root that is gone, a storage that refuses or does not answer.
+function problemLine({ problem }) {
+  return problem ? ["Problem", el("span", { class: "warn" }, visible(problem)), "bad"] : null;
 }
 
 function newestLine({ id, rows, verifyNode }) {

@@ -2,6 +2,7 @@
 
 import { get, isReport, stepAddress } from "./data.js";
 import { el, replace } from "./dom.js";
+import { meaning } from "./glossary.js";
 import { histogram } from "./histogram.js";
 import { runJob } from "./jobs.js";
 import { facts, failed, loading, progressBar, shortTable } from "./parts.js";
@@ -77,7 +78,7 @@ function drawn(result) {
 function blocksOf(tensor) {
   const blocks = tensor.blocks || [];
   if (!blocks.length) return null;
-  return el("details", null, el("summary", null, `Blocks (${whole(blocks.length)})`),
+  return el("details", null, el("summary", null, `Blocks (${whole(blocks.length)})`), el("p", { class: "note" }, `A block is ${meaning("block")}`),
     shortTable("Blocks", [{ label: "Bytes of the file" }, { label: "Size", class: "c-num" }, { label: "Written by" }, { label: "Digest" }],
       blocks.map((block) => [`${whole(block.begin)} to ${whole(block.end)}`, size(block.end - block.begin), block.writer === null || block.writer === undefined ? "–" : `rank ${visible(block.writer)}`, el("code", { class: "digest", title: visible(block.digest) }, visible(block.digest).slice(0, 16))]), 20));
 }

@@ -28,6 +28,7 @@ export function size(bytes) {
 
 export function duration(seconds) {
   if (typeof seconds !== "number" || !Number.isFinite(seconds)) return odd(seconds);
+  if (seconds < 0) return `-${duration(-seconds)}`;
   if (seconds < 0.001) return `${(seconds * 1e6).toFixed(0)} µs`;
   if (seconds < 1) return `${threeDigits(seconds * 1000)} ms`;
   if (seconds < 100) return `${threeDigits(seconds)} s`;

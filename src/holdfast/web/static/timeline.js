@@ -3,7 +3,7 @@
 import { svg } from "./dom.js";
 import { extent, linear } from "./scales.js";
 
-const SLOT = 7; // pixels that a blade needs; more steps than that share one
+export const SLOT = 7; // pixels that a blade needs; more steps than that share one
 const WORST = ["damaged", "left_behind", "abandoned", "committed"];
 const LANE_MOST = 46;
 

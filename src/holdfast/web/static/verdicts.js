@@ -4,7 +4,7 @@ const found = new Map();
 
 export function noteVerdict(run, step, result) {
   if (result.partial && result.ok) return;
-  const files = (result.damaged || []).map((entry) => entry.file);
+  const files = [...new Set((result.damaged || []).map((entry) => entry.file))];
   found.set(`${run}/${step}`, { result, ok: result.ok, note: result.ok ? null : `found by a verification: ${files.slice(0, 3).join(", ")} damaged` });
 }
 

@@ -4,7 +4,7 @@ import { stepAddress } from "./data.js";
 import { el, replace } from "./dom.js";
 import { runJob } from "./jobs.js";
 import { announce, failed, progressBar, shortTable } from "./parts.js";
-import { count, duration, list, size, stepName, visible } from "./text.js";
+import { count, duration, list, size, stepName, visible, whole } from "./text.js";
 import { noteVerdict, resultOf } from "./verdicts.js";
 
 export function verifyPanel(run, step, onResult, viewSignal) {
@@ -44,7 +44,14 @@ function verdict(result, step) {
     return el("p", { class: "verdict good" }, `${result.partial ? "What was read is intact" : "Intact"}: ${size(result.bytes)} read in ${duration(result.seconds)}${result.partial ? "; the time limit was reached before the end" : ", every digest fits"}.`, result.unchecked ? ` Not checked: ${visible(result.unchecked)}` : "");
   }
   const damaged = result.damaged || [];
-  const rows = damaged.map((entry) => [visible(entry.file), list((entry.keys || []).map(visible), 12), visible(entry.text)]);
-  return el("div", { class: "verdict bad", role: "alert" }, el("p", null, `${stepName(step)} is damaged: ${count(damaged.reduce((sum, entry) => sum + (entry.keys || []).length, 0), "tensor")} in ${count(damaged.length, "file")} cannot be trusted. The other tensors can still be read with holdfast.load(path, state, only=[...]).`),
-    shortTable("Damaged", [{ label: "File" }, { label: "Tensors", class: "c-key" }, { label: "What is wrong" }], rows, 20));
+  const rows = damaged.map((entry) => [visible(entry.file), keysText(entry), visible(entry.text)]);
+  const left = result.damaged_count - damaged.length;
+  return el("div", { class: "verdict bad", role: "alert" }, el("p", null, `${stepName(step)} is damaged: ${count(result.damaged_tensors, "tensor")} in ${count(result.damaged_files, "file")} cannot be trusted. The other tensors can still be read with holdfast.load(path, state, only=[...]).`),
+    shortTable("Damaged", [{ label: "File" }, { label: "Tensors", class: "c-key" }, { label: "What is wrong" }], rows, 20),
+    left > 0 ? el("p", { class: "note" }, `${whole(left)} more damaged places are not listed; holdfast verify prints all of them.`) : null);
+}
+
+export function keysText({ keys, keys_count: all }) {
+  const shown = keys.slice(0, 12).map(visible);
+  return all > shown.length ? `${shown.join(", ")}${shown.length ? " and " : ""}${whole(all - shown.length)} more` : list(shown, 12);
 }

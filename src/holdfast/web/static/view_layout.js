@@ -3,6 +3,7 @@
 import { boxesPicture } from "./boxes.js";
 import { get, runAddress, stepAddress } from "./data.js";
 import { el, replace, svg } from "./dom.js";
+import { meaning } from "./glossary.js";
 import { crumbs, empty, facts, failed, loading, section, shortTable } from "./parts.js";
 import { layoutRoute, runRoute, stepRoute } from "./routes.js";
 import { count, list, size, stepName, visible, whole } from "./text.js";
@@ -66,10 +67,10 @@ function described(layout, tensor, key) {
   return [
     el("h2", { class: "key" }, visible(key)),
     facts([["Shape", shapeText(tensor.shape || [])], ["Type", visible(tensor.dtype)], ["Size", size(tensor.bytes)], ["Ranks", whole(layout.ranks)], ["Placements", visible(layout.placements || "–")]]),
-    section("Boxes", "Colors tell ranks apart; a label names who holds the box.", boxes.length ? boxesPicture(tensor.shape || [], boxes) : empty("No rank holds a part of it."),
+    section("Boxes", `A box is ${meaning("box")} Colors tell ranks apart; a label names who holds it.`, boxes.length ? boxesPicture(tensor.shape || [], boxes) : empty("No rank holds a part of it."),
       el("details", null, el("summary", null, "as a table"), shortTable("Boxes", [{ label: "Ranks" }, { label: "Offsets" }, { label: "Sizes" }], boxes.map((box) => [list(box.ranks.map(String), 16), box.offsets.join(", ") || "0", box.sizes.join(" × ") || "1"]), 32))),
     section("Restore", "The bytes of the tensor that each rank reads.", restore(layout.restore || [], tensor), layout.restore_note ? el("p", { class: "note" }, visible(layout.restore_note)) : null),
-    (layout.files || []).length ? section("Save", "Which rank writes which block.", shortTable("Writers", [{ label: "File" }, { label: "Block", class: "c-num" }, { label: "Rank", class: "c-num" }], layout.files.map((entry) => [visible(entry.file), whole(entry.block), whole(entry.rank)]), 16)) : null,
+    (layout.files || []).length ? section("Save", `Which rank writes which block: ${meaning("block")}`, shortTable("Writers", [{ label: "File" }, { label: "Block", class: "c-num" }, { label: "Rank", class: "c-num" }], layout.files.map((entry) => [visible(entry.file), whole(entry.block), whole(entry.rank)]), 16)) : null,
   ];
 }
 

@@ -4,6 +4,7 @@ import { changesPanel } from "./changes.js";
 import { get, isReport, runAddress } from "./data.js";
 import { el, replace } from "./dom.js";
 import { flightsPanel } from "./flights.js";
+import { wordsHere } from "./glossary.js";
 import { setShortcuts } from "./help.js";
 import { changedMost } from "./changed_most.js";
 import { announce, badge, crumbs, empty, redraw, section, setLinkState, shortTable } from "./parts.js";
@@ -24,7 +25,7 @@ const AGES_MS = 5000; // after which "3 min ago" is written anew
 export async function runView(main, route, signal) {
   const address = runAddress(route.run);
   const run = await get(address, null, signal);
-  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], removed: run.gone || [], kept: { keeping: {}, log: {} }, events: run.events || [], ...kept(run) };
+  const now = { id: route.run, run, rows: withVerdicts(route.run, rowsOf(run)), flights: null, metrics: {}, names: [], marks: [], metric: route.options.metric || null, changes: null, gone: [], removed: run.gone || [], problem: run.problem, kept: { keeping: {}, log: {} }, events: run.events || [], ...kept(run) };
   crumbs([["Runs", "#/"], [visible(run.name), null]]);
   const view = parts(now, route, signal);
   replace(main, view.nodes);
@@ -54,9 +55,9 @@ function parts(now, route, signal) {
   const next = el("div");
   const log = el("div");
   const flightSection = section("In flight", "The save that is being written, rank by rank.", flights.node);
-  const chartSection = section("Timeline", "A blade for each step, as long as its size; the loss above it, time to publish and stall below.", names, chart.node, key);
+  const chartSection = section("Timeline", "A blade for each step, as long as its size; the loss above it, time to publish and stall below.", names, chart.node, key, wordsHere(["publish", "stall", "branch", "set aside", "goes next"]));
   const stepsSection = section("Steps", "Space chooses two for a comparison.", table.node);
-  const nodes = [head(now), summary, flightSection, chartSection, stepsSection, section("Keeping", "What the rules keep, what goes when the next step is committed, and what is gone.", next), section("Log", null, log), settings(now.run)];
+  const nodes = [head(now), summary, flightSection, chartSection, stepsSection, section("Keeping", "What the rules keep, what goes when the next step is committed at the usual distance, and what is gone.", next), section("Log", null, log), settings(now.run)];
 
   // The newest step can be verified from here; the offer outlives redrawing until there is a newer step.
   let offered = null;
@@ -182,6 +183,7 @@ function listen(address, now, view, signal) {
       view.summary();
       view.chart();
     },
+    problem: ({ problem }) => { now.problem = problem; view.summary(); },
     reload: () => reload(address, now, view, signal),
   };
   signal.addEventListener("abort", follow(`${address}/stream`, handlers));
@@ -191,7 +193,7 @@ async function reload(address, now, view, signal) {
   try {
     now.run = await get(address, null, signal);
     now.rows = withVerdicts(now.id, rowsOf(now.run));
-    Object.assign(now, kept(now.run), { events: now.run.events || now.events, removed: now.run.gone || now.removed });
+    Object.assign(now, kept(now.run), { events: now.run.events || now.events, removed: now.run.gone || now.removed, problem: now.run.problem });
     await Promise.all([readFlights(now, view, signal), readMetrics(now, view, signal)]);
   } catch (error) {
     if (!signal.aborted) announce(visible(error.message));

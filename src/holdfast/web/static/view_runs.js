@@ -73,7 +73,7 @@ function runRow(run) {
   const when = run.newest_created ? el("span", { class: "sub", title: at(run.newest_created) }, ago(run.newest_created, Date.now())) : null;
   return { attributes: { class: "linked" }, cells: [
     el("td", null, el("div", { class: "name-line" }, el("a", { class: "name", href: routeOf(run), tabindex: -1 }, visible(run.name)),
-      run.in_flight ? badge("saving", "live") : null, run.problem ? badge(run.problem, "bad") : null, run.kind === "root" ? null : badge(KINDS[run.kind] || run.kind)),
+      run.in_flight ? badge("saving", "live") : null, run.problem ? el("span", { title: visible(run.problem) }, badge(run.problem, "bad")) : null, run.kind === "root" ? null : badge(KINDS[run.kind] || run.kind)),
     el("span", { class: "sub address" }, visible(run.address))),
     el("td", { class: "c-newest" }, run.newest === null || run.newest === undefined ? "–" : [el("div", null, typeof run.newest === "number" ? `step ${whole(run.newest)}` : stepName(run.newest)), when]),
     el("td", { class: "c-num wide-only" }, whole(run.steps)),
