@@ -55,6 +55,7 @@ SEVERAL = {
     "sources/paddle/test_loading.py": "load from Paddle's checkpoints",
     "train/embedding/test_beside_sentence_transformers.py": "every loss beside sentence-transformers, the peer",
     "train/embedding/evaluation/test_beside_evaluators.py": "every measure beside sentence-transformers, the peer",
+    "web/test_glossary.py": "the words of the page, in its scripts and in docs/page.md",
     "writer/test_leftovers_of_before.py": "cleanup and the memory tier read notes and cards of earlier releases",
     "storage/test_storage_at.py": "the package's functions storage_at and locate",
 }

@@ -51,8 +51,7 @@ class GatedRoots(ServedRoots):
 
     def list(self) -> list[ServedRun]:
         runs = [
-            replace(run, storage=self._gated[run.name]) if run.name in self._gated else run  # type: ignore[arg-type]
-            for run in super().list()
+            replace(run, storage=self._gated[run.name]) if run.name in self._gated else run for run in super().list()
         ]
         self._found = {run.id: run for run in runs}
         return runs

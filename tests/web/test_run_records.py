@@ -86,6 +86,17 @@ def test_a_step_that_was_deleted_says_so(tmp_path):
         records.entry("step-000000000009")
 
 
+def test_a_damaged_step_is_removed_by_no_rule(tmp_path):
+    sample_runs.light_steps(tmp_path, [10, 20, 30])
+    _save_policy(LocalStorage(tmp_path), parse("last(1) | newer_than(5)"))
+    (tmp_path / "step-000000000010" / "holdfast.json").write_bytes(b"{}")
+    records = records_of(tmp_path)
+    shutil.rmtree(tmp_path / "step-000000000010")
+    records.refresh(force=True)
+    why = "removed by someone outside of Holdfast: no rule deletes a step whose manifest cannot be read"
+    assert records.gone["step-000000000010"]["why"] == why
+
+
 OUTSIDE = "removed by someone outside of Holdfast"
 
 

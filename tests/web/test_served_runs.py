@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import holdfast
 from holdfast.core.errors import NotFound
 from holdfast.web.served_runs import ServedRoots
 from tests.objects.conftest import root, server  # noqa: F401
@@ -62,14 +63,10 @@ def test_a_root_that_is_not_there_is_an_error_with_a_way_out(tmp_path):
 
 def test_an_object_store_is_served(root):  # noqa: F811
     """A real one: a step saved to a bucket is listed, shown, verified and compared, and nothing else is."""
-    import torch
-
-    import holdfast
-
-    with holdfast.Checkpointer(root) as checkpointer:
-        for number in (1, 2):
-            state = {"model": {"a.weight": torch.full((4, 4), float(number)), "b.weight": torch.ones(3)}}
-            checkpointer.save(number, state).result()
+    address, _, options = root.partition("?")
+    for number in (1, 2):
+        state = {"a.weight": np.full((4, 4), number, np.float32), "b.weight": np.ones(3, np.float32)}
+        holdfast.save(f"{address}/step-{number:012d}?{options}", {"model": state}, step=number)
     with running(root) as page:
         run = page.get("/api/runs")["runs"][0]
         assert (run["kind"], run["steps"], run["problem"]) == ("root", 2, None)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from holdfast.checkpoint.catalog import Catalog, Committed, is_left, left_steps
 from holdfast.checkpoint.lineage import LeftStep
@@ -16,7 +16,7 @@ from holdfast.checkpoint.retention import saved_policy
 from holdfast.checkpoint.tags import tagged
 from holdfast.core.errors import HoldfastError, NotFound, Untrusted
 from holdfast.core.names import folder_step, set_aside_kind
-from holdfast.keep import Policy
+from holdfast.keep import Policy, StepProperties
 from holdfast.storage.local import LocalStorage
 from holdfast.web.metric_columns import MetricColumn, MetricsFile
 from holdfast.web.served_runs import ServedRoots, ServedRun
@@ -273,8 +273,10 @@ def why_removed(policy: Policy | None, row: StepRow, others: Iterable[StepRow]) 
         return f"removed {_OUTSIDE}: the tag {row.tags[0]} kept it"
     if policy is None:
         return f"removed {_OUTSIDE}: the run has no rules that delete steps"
+    if row.created is None:
+        return f"removed {_OUTSIDE}: no rule deletes a step whose manifest cannot be read"
     living = [one for one in others if one.state == "committed"]
-    reasons = policy.kept([*living, row]).get(row.step, [])
+    reasons = policy.kept(cast(list[StepProperties], [*living, row])).get(row.step, [])
     if reasons and living:
         return f"removed {_OUTSIDE}: {', '.join(reasons)} keeps it"
     return f"deleted: {policy} did not keep it"

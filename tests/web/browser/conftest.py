@@ -57,11 +57,14 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: branches with tags and a policy, damage, hostile keys, a hostile name, an empty run."""
+    """Runs: branches with tags and a policy, damage, hostile keys, a hostile name, one whose newest step is damaged."""
     top = tmp_path_factory.mktemp("page") / "runs"
     sample_runs.branches(top / "branches")
     sample_runs.damaged(top / "damaged")
     sample_runs.hostile(top / "hostile")
+    sample_runs.damaged(top / "newest")
+    for step in (30, 40):
+        shutil.rmtree(top / "newest" / f"step-{step:012d}")
     sample_runs.light_steps(top / HOSTILE_NAME, range(10, 40, 10))
     return top
 

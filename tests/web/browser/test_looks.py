@@ -111,6 +111,7 @@ def test_damage_fits_a_phone(opening: Callable[..., Any], site: Served) -> None:
         assert set(heights) == {38}
 
 
+@pytest.mark.full
 def test_the_theme_follows_the_system_and_the_switch(opening: Callable[..., Any], site: Served) -> None:
     with opening(site.address, color_scheme="dark") as window:
         window.open()

@@ -35,7 +35,7 @@ def test_thousands_of_steps_stay_quick(opening, tmp_path: Path, count: int) -> N
         assert longest_task_ms(window) < 1000 * slowdown()
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.full
 @pytest.mark.parametrize("layers", [3, 61])
 def test_a_hundred_thousand_keys_stay_quick(opening, tmp_path: Path, layers: int) -> None:
     keys = sample_runs.mixture_keys(layers)

@@ -12,21 +12,22 @@ import pytest
 
 from tests.web.browser.window import expect
 
-NAMES = ("branches", "hostile")
 
+@pytest.fixture
+def report(browser: Any, roots: Path, tmp_path: Path) -> Callable[[str], str]:
+    """Writes a report on one of the runs and returns its address."""
 
-@pytest.fixture(scope="module")
-def report(browser: Any, roots: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a report on a run, and of one with hostile names."""
-    folder = tmp_path_factory.mktemp("report")
-    for name in NAMES:
-        command = [sys.executable, "-m", "holdfast", "report", str(roots / name), "-o", str(folder / f"{name}.html")]
+    def write(name: str) -> str:
+        path = tmp_path / f"{name}.html"
+        command = [sys.executable, "-m", "holdfast", "report", str(roots / name), "-o", str(path)]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
-    return folder.as_uri()
+        return path.as_uri()
+
+    return write
 
 
-def test_a_report_opens_from_a_file(opening: Callable[..., Any], report: str) -> None:
-    with opening(f"{report}/branches.html") as window:
+def test_a_report_opens_from_a_file(opening: Callable[..., Any], report: Callable[[str], str]) -> None:
+    with opening(report("branches")) as window:
         requests: list[str] = []
         window.page.on("request", lambda request: requests.append(request.url))
         window.open()
@@ -47,8 +48,8 @@ def test_a_report_opens_from_a_file(opening: Callable[..., Any], report: str) ->
 
 
 @pytest.mark.full
-def test_a_report_of_hostile_names_is_text(opening: Callable[..., Any], report: str) -> None:
-    with opening(f"{report}/hostile.html") as window:
+def test_a_report_of_hostile_names_is_text(opening: Callable[..., Any], report: Callable[[str], str]) -> None:
+    with opening(report("hostile")) as window:
         window.open()
         window.page.get_by_role("link", name="hostile").click()
         window.shows("<b>loss</b>")

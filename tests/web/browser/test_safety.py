@@ -32,6 +32,7 @@ def test_every_view_of_a_hostile_checkpoint_is_text(window: Window, site: Served
     assert window.page.locator("main img, main script, main iframe, main b").count() == 0
 
 
+@pytest.mark.full
 def test_control_and_direction_characters_are_visible(window: Window, site: Served) -> None:
     window.open(step_route(site.run_id("hostile"), f"step-{STEP:012d}"))
     window.page.get_by_role("searchbox", name="Search keys").fill("gnp.exe")

@@ -51,6 +51,7 @@ def test_back_and_forward_move_between_tensors(window: Window, site: Served) -> 
     expect(heading).to_have_text("model.layers.1.mlp.up_proj.weight")
 
 
+@pytest.mark.full
 def test_options_state_and_lineage_are_shown(window: Window, site: Served) -> None:
     window.open(step_route(site.run_id("branches"), 20))
     expect(window.section("Groups").get_by_role("row").filter(has_text="optimizer")).to_be_visible()
@@ -63,6 +64,7 @@ def test_options_state_and_lineage_are_shown(window: Window, site: Served) -> No
     expect(window.section("Lineage")).to_contain_text("Followed by")
 
 
+@pytest.mark.full
 def test_an_intact_step_is_verified(window: Window, site: Served) -> None:
     window.open(step_route(site.run_id("branches"), 45))
     expect(window.page.locator(".page-head")).to_contain_text("committed")
