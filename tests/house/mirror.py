@@ -27,7 +27,7 @@ BESIDE = {
 }
 # Test files of an idea that several modules of their package share.
 SEVERAL = {
-    "adapters/program/test_architectures.py": "export and run together, on models of transformers",
+    "adapters/program/test_architectures.py": "export and run together, on whole models",
     "capture/test_training_goes_on.py": "a capture among training steps: copy, hooks and arena together",
     "capture/test_upkeep.py": "what many captures leave behind",
     "checkpoint/test_small_files.py": "tags, policy and catalog that cannot be read",

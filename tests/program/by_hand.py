@@ -47,7 +47,7 @@ def program(**changes: Any) -> Program:
         "input_structure": INPUTS,
         "state": (
             StateEntry("w", PARAMETER, "fc.weight", TensorType("float32", (2, 4)), ("head.weight",)),
-            StateEntry("b", PARAMETER, "fc.bias", TensorType("float32", (2,))),
+            StateEntry("b", PARAMETER, "fc.bias", TensorType("float32", (2,)), frozen=True),
             StateEntry("last", BUFFER, "last", TensorType("float32", (2,))),
             StateEntry("c", CONSTANT, "shift", TensorType("float32", (2,))),
         ),

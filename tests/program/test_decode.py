@@ -7,7 +7,10 @@ import json
 import pytest
 
 from holdfast import Damaged, Program, Unsupported
+from holdfast.program.encode import VERSION
 from tests.program.by_hand import fields, program, read
+
+NEWER = [VERSION[0], VERSION[1] + 1]
 
 
 def test_another_file_is_not_a_program():
@@ -29,13 +32,13 @@ def test_a_newer_major_version_is_refused_and_says_what_to_do():
 def test_unknown_fields_are_damage_now_and_ignored_in_a_newer_minor_version():
     with pytest.raises(Damaged, match="unknown field 'notes'"):
         read(fields(notes=1))
-    assert read(fields(notes=1, version=[1, 1])).inputs == program().inputs
+    assert read(fields(notes=1, version=NEWER)).inputs == program().inputs
 
 
 def test_what_a_newer_minor_version_added_is_refused_as_such():
-    data = fields(version=[1, 1])
+    data = fields(version=NEWER)
     data["nodes"][0]["args"][0] = {"$newer": "x"}
-    with pytest.raises(Unsupported, match=r"program of version 1\.1: install a newer Holdfast"):
+    with pytest.raises(Unsupported, match=rf"program of version 1\.{NEWER[1]}: install a newer Holdfast"):
         read(data)
 
 
@@ -85,6 +88,8 @@ DAMAGED = {
     "a mutation of nothing": (fields(mutations=[["y", {"$": "z"}]]), "one of them is unknown"),
     "a mutation by a number": (fields(mutations=[["last", 1]]), "not one of a node"),
     "a kind of weight": (fields(state=[{**fields()["state"][0], "kind": "code"}]), "unknown kind 'code'"),
+    "a frozen buffer": (fields(state=[*fields()["state"][:2], {**fields()["state"][2], "frozen": True}]), "`frozen`"),
+    "frozen by a number": (fields(state=[{**fields()["state"][0], "frozen": 1}]), "`frozen` is neither true nor false"),
     "a key": (fields(state=[{**fields()["state"][0], "key": "a\nb"}]), "has control characters"),
     "a weight of unknown shape": (
         fields(state=[{**fields()["state"][0], "is": ["float32", ["batch"]]}]),

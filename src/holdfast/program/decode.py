@@ -21,6 +21,7 @@ from holdfast.program.encode import FORMAT, VERSION
 from holdfast.program.graph import (
     BLOCKS,
     DIALECTS,
+    PARAMETER,
     STATE_KINDS,
     GraphBlock,
     InputEntry,
@@ -212,17 +213,20 @@ class _FieldReader:
 
     def _entry(self, fields: Any) -> StateEntry:
         self._place = f"the weight {str(fields['name'])[:80]!r}"
-        self._only(fields, {"name", "kind", "key", "is", "aliases"})
+        self._only(fields, {"name", "kind", "key", "is", "aliases", "frozen"})
         kind = self._type(fields["is"])
         if not isinstance(kind, TensorType) or any(type(size) is not int for size in kind.shape):
             raise self._problem("not a tensor of a fixed shape")
         if fields["kind"] not in STATE_KINDS:
             raise self._problem(f"the unknown kind {str(fields['kind'])[:40]!r}")
+        frozen = fields.get("frozen", False)
+        if not isinstance(frozen, bool) or (frozen and fields["kind"] != PARAMETER):
+            raise self._problem("`frozen` is neither true nor false, or of a weight that is not a parameter")
         aliases = tuple(self._list(fields.get("aliases", []), most.STATE_ENTRIES))
         for key in (fields["key"], *aliases):
             if problem := key_problem(key):
                 raise self._problem(f"the key {str(key)[:80]!r} {problem}")
-        return StateEntry(self._name(fields["name"]), fields["kind"], fields["key"], kind, aliases)
+        return StateEntry(self._name(fields["name"]), fields["kind"], fields["key"], kind, aliases, frozen)
 
     def _only(self, fields: Any, known: set[str] | frozenset[str]) -> None:
         if not isinstance(fields, dict):

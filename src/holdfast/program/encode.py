@@ -22,7 +22,7 @@ from holdfast.program.sizes import encode_size
 from holdfast.program.structures import encode_structure
 
 FORMAT = "holdfast-program"
-VERSION = (1, 0)
+VERSION = (1, 1)  # 1.1: frozen parameters
 
 
 def encode_program(program: ProgramData) -> bytes:
@@ -94,6 +94,8 @@ def _state(entry: StateEntry) -> dict[str, Any]:
     }
     if entry.aliases:
         fields["aliases"] = list(entry.aliases)
+    if entry.frozen:
+        fields["frozen"] = True
     return fields
 
 

@@ -80,7 +80,8 @@ class GraphBlock:
 class StateEntry:
     """A tensor of the model: `key` is its key in the checkpoint, `aliases` other keys of the same tensor.
 
-    Constants have keys of the group `program`; parameters and persistent buffers those of the model.
+    Constants have keys of the group `program`; parameters and persistent buffers those of the model. A parameter is
+    `frozen` if it had requires_grad=False at the export.
     """
 
     name: str
@@ -88,6 +89,7 @@ class StateEntry:
     key: str
     type: TensorType
     aliases: tuple[str, ...] = ()
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

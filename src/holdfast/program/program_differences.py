@@ -62,7 +62,8 @@ def _inputs(program: ProgramData) -> Iterator[tuple[str, str]]:
 def _weights(program: ProgramData) -> Iterator[tuple[str, str]]:
     for entry in program.state:
         tied = f", tied to {', '.join(entry.aliases)}" if entry.aliases else ""
-        yield entry.key, f"{entry.kind} {strictjson.dumps(encode_type(entry.type)).decode()}{tied}"
+        frozen = ", frozen" if entry.frozen else ""
+        yield entry.key, f"{entry.kind} {strictjson.dumps(encode_type(entry.type)).decode()}{tied}{frozen}"
 
 
 def _compare_nodes(first: ProgramData, second: ProgramData) -> Iterator[ProgramDifference]:

@@ -45,6 +45,13 @@ def test_the_mode_is_written(everything):
     assert not export_program(Cnn().eval(), (torch.randn(1, 3, 8, 8),)).training
 
 
+def test_parameters_without_gradients_are_written():
+    model = Cnn()
+    model.stem.weight.requires_grad_(False)
+    made = export_program(model, (torch.randn(1, 3, 8, 8),))
+    assert [entry.key for entry in made.state if entry.frozen] == ["stem.weight"]
+
+
 def test_every_node_has_its_module_and_its_line(everything):
     for node in everything.walk():
         if not node.op.startswith(("size.", "aten.sym_size")):
@@ -177,18 +184,6 @@ def test_an_operator_with_functions_is_refused_by_name():
 
     with pytest.raises(Unsupported, match=r"cond .*operator with functions as arguments"):
         export_program(_module(branches), (torch.ones(2),))
-
-
-def test_a_cache_among_the_inputs_is_refused_with_the_way_out():
-    class DynamicCache:
-        pass
-
-    class Cached(nn.Module):
-        def forward(self, x, cache):
-            return x
-
-    with pytest.raises(Unsupported, match=r"^cache is a DynamicCache.*use_cache=False"):
-        export_program(Cached(), (torch.ones(2), DynamicCache()))
 
 
 def test_a_dataclass_among_the_inputs_is_refused():

@@ -61,6 +61,14 @@ def test_tied_weights_are_one_parameter():
     assert own["head.weight"] is own["emb.weight"] and len(list(module.parameters())) == 5
 
 
+def test_a_parameter_without_gradients_stays_so():
+    model = Decoder()
+    model.emb.weight.requires_grad_(False)
+    module = load_program(export_program(model, (torch.randint(0, 64, (2, 8)),)), weights=Decoder())
+    module(torch.randint(0, 64, (2, 8))).sum().backward()
+    assert [key for key, weight in module.named_parameters() if weight.grad is None] == ["emb.weight"]
+
+
 MODELS = {
     "cnn": (Cnn, (torch.randn(2, 3, 16, 16),), (torch.randn(5, 3, 16, 16),), {"pixels": {0: AUTO}}),
     "unet": (

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from holdfast.core.errors import HoldfastError, InvalidArgument, Unsupported
 
 _PLAIN = (tuple, list, dict)
+_CACHE = (
+    "Export the model without one (model.config.use_cache = False, no past_key_values), or wrap it in a module whose "
+    "forward takes and returns the keys and values as plain tensors"
+)
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']+)'> in output")
 _EXPERTS = (
     "set model.set_experts_implementation('batched_mm') (config._experts_implementation='batched_mm' in older versions "
     "of transformers) before the export: the experts are then computed by operators of torch"
@@ -42,11 +47,7 @@ def _check_input(name: str, value: Any) -> None:
             _check_input(f"{name}[{key!r}]", part)
         return
     if "Cache" in kind.__name__:
-        raise Unsupported(
-            f"{name} is a {kind.__name__}: a program has no key-value cache as an input. Export the model without one "
-            "(use_cache=False, past_key_values=None), or wrap the model in a module whose forward takes the keys and "
-            "values as plain tensors"
-        )
+        raise Unsupported(f"{name} is a {kind.__name__}: a program has no key-value cache as an input. {_CACHE}")
     raise Unsupported(
         f"{name} is a {kind.__module__}.{kind.__qualname__}: inputs of a program are tensors, numbers, texts and None "
         "in tuples, lists and dicts; wrap the model in a module whose forward takes its tensors"
@@ -74,6 +75,9 @@ def export_problem(error: Exception, model: torch.nn.Module) -> HoldfastError:
     text, kind = str(error), type(error).__name__
     first = text.strip().splitlines()[0][:400] if text.strip() else kind
     name = type(model).__name__
+    if output := _UNKNOWN_OUTPUT.search(text):
+        way = _CACHE if "Cache" in output[1] else "Wrap the model in a module whose forward returns its tensors"
+        return Unsupported(f"{name} returns a {output[1]}, which a program cannot have among its outputs. {way}")
     if "DataDependent" in kind or "data-dependent" in text.lower() or "unbacked symint" in text.lower():
         return Unsupported(
             f"{name} decides by the values of its tensors (a loop or a branch), which no graph can hold: {first}. For "
@@ -85,5 +89,15 @@ def export_problem(error: Exception, model: torch.nn.Module) -> HoldfastError:
     return Unsupported(f"{name} cannot be exported: torch.export raised {kind}: {first}")
 
 
-def is_leaf_spec(spec: Any) -> bool:
-    return isinstance(spec, pytree.TreeSpec) and spec.num_children == 0 and spec.num_leaves == 1
+def decomposition_problem(error: Exception, model: torch.nn.Module) -> HoldfastError:
+    """Return the error for a graph that torch exported and cannot decompose."""
+    first = (str(error).strip().splitlines() or [""])[0][:400]
+    way = "Export it without decompose=True"
+    if "Cannot view a tensor" in first:
+        way += (
+            ", with reshape in place of view in its code, or with another attention "
+            "(model.set_attn_implementation('eager') in transformers): torch does not know the strides of fused "
+            "attention when it decomposes"
+        )
+    name = type(model).__name__
+    return Unsupported(f"torch cannot decompose the program of {name}: {type(error).__name__}: {first}. {way}")

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from holdfast.adapters.module import ModuleView, clean_key, unwrap, view_module
 from holdfast.adapters.program.export_constants import constant_values
-from holdfast.adapters.program.export_errors import check_inputs, export_problem
+from holdfast.adapters.program.export_errors import check_inputs, decomposition_problem, export_problem
 from holdfast.adapters.program.graph_nodes import GraphReader
 from holdfast.adapters.program.node_origins import Origins
 from holdfast.adapters.program.torch_operators import from_torch
@@ -65,15 +65,22 @@ def export_program(
     model = unwrap(model)
     args, kwargs = _inputs_of(example_inputs)
     kwargs |= example_kwargs or {}
-    device = _device_of(model)
+    _device_of(model)
     check_inputs(model, args, kwargs)
-    view = view_module("model", model, {})
     exported = _exported(model, args, kwargs, dynamic_shapes)
-    composites = None
-    if decompose:
-        composites = dict(_calls(exported.graph_module))
-        exported = _decomposed(exported, model)
-    return _Exporter(model, view, exported, composites, device).program(dynamic_shapes)
+    return program_of(exported, model, dynamic_shapes, _decomposed(exported, model) if decompose else None)
+
+
+def program_of(
+    exported: ExportedProgram, model: nn.Module, dynamic_shapes: Any = None, core: ExportedProgram | None = None
+) -> Program:
+    """Return the program of a model that torch has exported; with `core`, what torch decomposed that to, in core aten.
+
+    Raises Unsupported, by name, for what a program cannot have.
+    """
+    device, view = _device_of(model), view_module("model", model, {})
+    composites = None if core is None else dict(_calls(exported.graph_module))
+    return _Exporter(model, view, core or exported, composites, device).program(dynamic_shapes)
 
 
 def _inputs_of(examples: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -106,11 +113,7 @@ def _decomposed(exported: ExportedProgram, model: nn.Module) -> ExportedProgram:
             core: ExportedProgram = exported.run_decompositions()
             return core
         except Exception as error:
-            first = str(error).strip().splitlines()[0][:400]
-            raise Unsupported(
-                f"torch cannot decompose the program of {type(model).__name__}: {type(error).__name__}: {first}. "
-                "Export it without decompose=True, or with constant sizes (without dynamic_shapes)"
-            ) from error
+            raise decomposition_problem(error, model) from error
 
 
 def _calls(module: fx.GraphModule) -> Iterator[tuple[str, fx.Node]]:
@@ -208,7 +211,8 @@ class _Exporter:
                 names = [stored, *self._view.aliases_of(stored)]
                 key, aliases = stored, tuple(name for name in names if name != stored)
             value = self._placeholders[spec.arg.name].meta["val"]
-            yield StateEntry(spec.arg.name, kind, key, self._reader.tensor_type(value), aliases)
+            frozen = kind == PARAMETER and not self._exported.state_dict[spec.target].requires_grad
+            yield StateEntry(spec.arg.name, kind, key, self._reader.tensor_type(value), aliases, frozen)
 
     def _state_specs(self) -> list[tuple[Any, str]]:
         """Return the specs of the state, each with the placeholder that stands for its tensor."""

@@ -181,7 +181,7 @@ def _hold(root: nn.Module, entry: StateEntry) -> _Holder:
         owner._non_persistent_buffers_set.add(entry.name)
         return owner._buffers, entry.name
     is_float = tensor.is_floating_point() or tensor.is_complex()
-    value = nn.Parameter(tensor, requires_grad=is_float) if entry.kind == PARAMETER else tensor
+    value = nn.Parameter(tensor, requires_grad=is_float and not entry.frozen) if entry.kind == PARAMETER else tensor
     for key in (entry.key, *entry.aliases):
         path, _, name = key.rpartition(".")
         owner = root
