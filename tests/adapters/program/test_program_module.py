@@ -191,7 +191,8 @@ def test_values_are_dropped_after_their_last_use():
     """A chain of layers holds few activations at a time without gradients."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
     module = load_program(export_program(model, (torch.ones(2, 4),)), weights=model)
-    (interpreter,) = [module._interpreter([next(module.parameters())], [])]
+    module(torch.ones(2, 4))
+    (interpreter,) = module._interpreters.values()
     emptied = [slot for step in interpreter._steps for slot in step[-1]]
     assert len(emptied) == len(set(emptied)) >= 20 * 3 - 1
 
@@ -209,3 +210,14 @@ def test_a_program_trains_as_the_model_does():
             optimizer.step()
     for key, tensor in model.state_dict().items():
         assert torch.equal(module.state_dict()[key], tensor), key
+
+
+def test_constants_and_ties_survive_to_empty():
+    model = Everything().eval()
+    args, kwargs = everything_inputs()
+    module = load_program(_with(*_export_everything(model)), device="meta")
+    assert module(args[0].to("meta"), scale=kwargs["scale"].to("meta"), shift=2)["logits"].shape == (2, 8, 32)
+    outer = nn.ModuleList([module]).to_empty(device="cpu")
+    assert sum(1 for _ in outer.parameters()) == sum(1 for _ in model.parameters())
+    module.load_state_dict(model.state_dict())
+    assert torch.equal(module(*args, **kwargs)["logits"], model(*args, **kwargs)["logits"])

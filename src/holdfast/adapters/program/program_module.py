@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from holdfast.adapters.program.export_constants import to_tensor
 from holdfast.adapters.program.fx_module import fx_module
 from holdfast.adapters.program.input_checks import InputChecks
 from holdfast.adapters.program.interpreter import Interpreter
 from holdfast.adapters.program.operator_versions import checked_operators
+from holdfast.adapters.program.sharded_weights import mesh_of, refuse_sharded_parts, replicated, replicating
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.program.graph import CONSTANT, PARAMETER, GraphBlock, StateEntry
 from holdfast.program.model_program import Program
@@ -37,10 +38,12 @@ class ProgramModule(nn.Module):
         self.program = program
         self._where = where
         self._operators = checked_operators(program, where)
-        self._holders = [_hold(self, entry) for entry in program.state]
+        places = [_hold(self, entry) for entry in program.state]
+        self._holders = [holders[0] for holders in places]
+        self._tied = [holders for holders in places if len(holders) > 1]
         self._fill_constants(program.constants if constants is None else constants)
         self._checks = InputChecks(program)
-        self._interpreters: dict[torch.device, Interpreter] = {}
+        self._interpreters: dict[tuple[torch.device, DeviceMesh | None], Interpreter] = {}
         self._targets = [program.names.index(change.target) for change in program.mutations]
         self.training = program.training
 
@@ -48,9 +51,17 @@ class ProgramModule(nn.Module):
         """Run the program: inputs and outputs have the structure of those of the model."""
         inputs = self.flat_inputs(args, kwargs)
         weights = [held[name] for held, name in self._holders]
-        if any(isinstance(weight, DTensor) for weight in weights):
-            return self._run_sharded(weights, inputs)
-        return self._run(weights, inputs)
+        device, mesh = _device_of(weights, inputs), mesh_of(weights)
+        if (device, mesh) not in self._interpreters:
+            self._prepare(device, mesh)
+            weights = [held[name] for held, name in self._holders]
+        if device.type == "meta":  # shapes only: the constants keep their values
+            weights = [weight if weight is None else weight.to(device) for weight in weights]
+        if mesh is not None:
+            refuse_sharded_parts(self, self._where)
+            weights = [replicated(weight, mesh) for weight in weights]
+            inputs = [replicated(value, mesh) for value in inputs]
+        return self._run(self._interpreters[device, mesh], weights, inputs)
 
     def flat_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of the inputs, checked: structure, dtypes, shapes, sizes and guards."""
@@ -66,34 +77,29 @@ class ProgramModule(nn.Module):
         self._checks.check(leaves, self._where)
         return leaves
 
-    def _run(self, weights: list[Any], inputs: list[Any]) -> Any:
+    def _run(self, run: Interpreter, weights: list[Any], inputs: list[Any]) -> Any:
         values = [*weights, *inputs]
         written = {index: values[index] for index in self._targets}
         for index, tensor in written.items():
             values[index] = tensor.clone()  # what autograd saves is not written below
-        results = self._interpreter(weights, inputs)(values)
+        results = run(values)
         outputs = results[: len(self.program.outputs)]
         for index, result in zip(self._targets, results[len(outputs) :], strict=True):
             with torch.no_grad():
                 written[index].copy_(result)
         return unflatten(outputs, self.program.output_structure)
 
-    def _run_sharded(self, weights: list[Any], inputs: list[Any]) -> Any:
-        """Run with sharded weights: tensors that the program makes are the same on every rank."""
-        from torch.distributed.tensor.experimental import implicit_replication
-
-        with implicit_replication():
-            return self._run(weights, inputs)
-
-    def _interpreter(self, weights: list[Any], inputs: list[Any]) -> Interpreter:
-        first = next((value for value in (*weights, *inputs) if isinstance(value, torch.Tensor)), None)
-        device = torch.device("cpu") if first is None else first.device
-        if device not in self._interpreters:
-            block = self.program.block
-            results = (*block.outputs, *(change.value for change in self.program.mutations))
-            block = GraphBlock(block.inputs, block.nodes, results)
-            self._interpreters[device] = Interpreter(block, self._operators.__getitem__, device)
-        return self._interpreters[device]
+    def _prepare(self, device: torch.device, mesh: DeviceMesh | None) -> None:
+        """Make the nodes ready to run on a device, and move constants that are not there yet."""
+        block = self.program.block
+        results = (*block.outputs, *(change.value for change in self.program.mutations))
+        block = GraphBlock(block.inputs, block.nodes, results)
+        operators = self._operators
+        if mesh is not None:
+            operators = {op: replicating(function, mesh) for op, function in operators.items()}
+        self._interpreters[device, mesh] = Interpreter(block, operators.__getitem__, device)
+        if device.type != "meta":
+            self.to_device(device)
 
     def fx(self) -> fx.GraphModule:
         """Return the program as a torch.fx.GraphModule for torch.compile, on the same parameters.
@@ -132,6 +138,13 @@ class ProgramModule(nn.Module):
         weights = [held[name] for (held, name), entry in entries if entry.kind != CONSTANT]
         return next((weight.device for weight in weights if weight is not None), None)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> ProgramModule:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for (first, name), *others in self._tied:  # `to_empty` makes a tensor for each
+            for held, other in others:
+                held[other] = first[name]
+        return self
+
     def extra_repr(self) -> str:
         return repr(self.program)
 
@@ -141,6 +154,24 @@ class ProgramModule(nn.Module):
                 if entry.key not in constants:
                     raise Mismatch(f"{self._where}: the constant {entry.key!r} is missing")
                 held[name] = _constant(constants[entry.key], entry, self._where)
+
+
+class _Constants(nn.Module):
+    """The constants of a program. They keep their values when the module is moved, or emptied by `to_empty`."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> _Constants:
+        kept = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in kept.items():
+            made = self._buffers[name]
+            if value is not None and made is not None and not value.is_meta:
+                self._buffers[name] = value.to(made)
+        return self
+
+
+def _device_of(weights: list[Any], inputs: list[Any]) -> torch.device:
+    first = next((value for value in (*weights, *inputs) if isinstance(value, torch.Tensor)), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _filled(live: torch.Tensor, given: Any, entry: StateEntry, device: Any, cast: bool) -> torch.Tensor:
@@ -167,8 +198,8 @@ def _constant(array: Any, entry: StateEntry, where: str) -> torch.Tensor:
     return tensor
 
 
-def _hold(root: nn.Module, entry: StateEntry) -> _Holder:
-    """Put a weight on the meta device into the module under its keys; return where it is looked up.
+def _hold(root: nn.Module, entry: StateEntry) -> list[_Holder]:
+    """Put a weight on the meta device into the module under its keys; return its places, the first of which is read.
 
     The dicts of modules are written directly: a key is never the name of an attribute.
     """
@@ -176,10 +207,11 @@ def _hold(root: nn.Module, entry: StateEntry) -> _Holder:
     tensor = torch.empty(shape, dtype=getattr(torch, entry.type.dtype), device="meta")
     holders = []
     if entry.kind == CONSTANT:  # in a place of its own: its key may be that of a weight
-        owner = _child(root, _CONSTANTS)
+        owner = root._modules.setdefault(_CONSTANTS, _Constants())
+        assert owner is not None
         owner._buffers[entry.name] = tensor
         owner._non_persistent_buffers_set.add(entry.name)
-        return owner._buffers, entry.name
+        return [(owner._buffers, entry.name)]
     is_float = tensor.is_floating_point() or tensor.is_complex()
     value = nn.Parameter(tensor, requires_grad=is_float and not entry.frozen) if entry.kind == PARAMETER else tensor
     for key in (entry.key, *entry.aliases):
@@ -190,7 +222,7 @@ def _hold(root: nn.Module, entry: StateEntry) -> _Holder:
         held: dict[str, Any] = owner._parameters if entry.kind == PARAMETER else owner._buffers
         held[name] = value
         holders.append((held, name))
-    return holders[0]
+    return holders
 
 
 def _child(owner: nn.Module, name: str) -> nn.Module:
