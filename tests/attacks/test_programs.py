@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,6 +163,13 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
     return json.dumps(data).encode()
 
 
+def _many_modules(data: dict[str, Any]) -> None:
+    """Weights whose keys would make 50 modules each: gigabytes from a few megabytes of text."""
+    entry = {"kind": "buffer", "is": ["float32", [1]]}
+    paths = ".".join("m" * 49)
+    data["state"] += [{**entry, "name": f"bomb{index}", "key": f"{index}.{paths}.w"} for index in range(5000)]
+
+
 def _arity(node: dict[str, Any]) -> None:
     node["args"] = node["args"] * 9
 
@@ -172,20 +180,85 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a text in place of a tensor": (lambda d: d["nodes"][2].update(args=["x"]), "takes|lacks"),
     "a schema that is code": (
         lambda d: d["operators"].update({"aten.linear.default": "__import__('os').system('true')"}),
-        "another schema",
+        "is not the schema of an aten operator",
     ),
     "a schema of another operator": (
         lambda d: d["operators"].update({"aten.linear.default": "aten::relu(Tensor self) -> Tensor"}),
-        "another schema",
+        r"the schema of aten\.linear\.default is that of aten\.relu\.default",
     ),
     "a guard that is text": (lambda d: d.update(guards=["__import__('os')"]), "not a condition|unknown symbol"),
     "a symbol that is code": (lambda d: d["symbols"].update({"a;b": [0, 1]}), "is not a name"),
     "a node with the name of a weight": (lambda d: d["nodes"][0].update(name=d["state"][0]["name"]), "defined twice"),
     "use before definition": (lambda d: d["nodes"].reverse(), "not defined before its use"),
     "a huge weight": (lambda d: d["state"][0]["is"][1].__setitem__(0, 2**64), "more than 64 bits"),
+    "a weight whose bytes overflow": (
+        lambda d: d["state"][0]["is"].__setitem__(1, [2**40, 2**40]),
+        "more bytes than 64 bits",
+    ),
+    "an empty weight whose strides overflow": (
+        lambda d: d["state"][0]["is"].__setitem__(1, [0, 2**62, 2**62]),
+        "more bytes than 64 bits",
+    ),
+    "a key of 500 modules": (lambda d: d["state"][0].update(key=".".join("a" * 500)), "more than 64 modules in each"),
+    "a key that only torch may have": (lambda d: d["state"][0].update(key="a.training"), "for their mode"),
+    "a million modules": (_many_modules, "more than 200000 modules"),
+    "a structure of many items": (lambda d: d.update(out={"tuple": [None] * 200_000}), "200000 items, more than"),
     "a deep structure": (lambda d: d.update(out=_deep()), "deeper"),
     "a deep argument": (lambda d: d["nodes"][2].update(args=[_deep_list()]), "deeper"),
 }
+
+
+SCHEMAS = {
+    "nested brackets, by which torch's parser overflows the stack": "aten::linear(" + "(" * 4000,
+    "nested types": "aten::linear(" + "Dict(str," * 400 + "int" + ")" * 400 + " x) -> Tensor",
+    "nested results": "aten::linear(Tensor x) -> " + "(" * 3900,
+    "nested lists": "aten::linear(Tensor" + "[]" * 2000 + " x) -> Tensor",
+    "a nested default": "aten::linear(int[] x=" + "[" * 2000 + "]" * 1999 + "]) -> Tensor",
+    "a number without end": "aten::linear(int x=" + "9" * 4000 + ") -> Tensor",
+    "a float beyond all": "aten::linear(float x=1e999999) -> Tensor",
+    "a length beyond all": "aten::linear(int[99999999999999999999] x) -> Tensor",
+    "a class": "aten::linear(__torch__.os.system x) -> Tensor",
+    "varargs": "aten::linear(...) -> (...)",
+    "a text with escapes": 'aten::linear(str x="' + "\\" * 1000 + '") -> Tensor',
+    "letters of another alphabet": "aten::linear(Tensor \u1234) -> Tensor",
+    "a text that goes on": "aten::linear(Tensor x) -> (Tensor) -> (Tensor)",
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_hostile_schema_never_reaches_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(
+        "holdfast.adapters.program.torch_operators.is_backward_compatible", lambda *args: asked.append(args)
+    )
+    data = _changed(lambda d: d["operators"].update({"aten.linear.default": SCHEMAS[name]}))
+    with audited() as events, pytest.raises(Damaged, match=r"the schema of aten\.linear\.default"):
+        _built(data)
+    assert events == [] and asked == []
+
+
+@pytest.mark.parametrize(
+    "key", ["_checks", "_holders", "_tied", "_operators", "forward", "program", "program.constants.x", "a..b"]
+)
+def test_a_key_may_have_the_name_of_an_attribute(key: str) -> None:
+    data = tree()
+    data["state"][0]["key"] = key
+    program = Program.from_json(json.dumps(data).encode())
+    fields = {name: getattr(program, name) for name in program.__dataclass_fields__}
+    module = load_program(Program(**{**fields, "constants": CONSTANTS}), device="meta")
+    assert key in module.state_dict()
+    assert not module.train().eval().training and len(module._holders) == len(program.state)
+
+
+def test_many_mutations_take_a_linear_time() -> None:
+    count = 20_000
+    entry = {"kind": "buffer", "is": ["float32", [1]]}
+    data = tree()
+    data["state"] += [{**entry, "name": f"s{index}", "key": f"s{index}"} for index in range(count)]
+    data["mutations"] = [[f"s{index}", {"$": f"s{count - 1 - index}"}] for index in range(count)]
+    begun = time.process_time()
+    _built(json.dumps(data).encode())
+    assert time.process_time() - begun < 60  # by position in a list it took minutes
 
 
 def _deep() -> Any:

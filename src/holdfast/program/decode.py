@@ -6,6 +6,7 @@ compared with each other.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from holdfast.core.errors import Damaged, HoldfastError, Unsupported
 from holdfast.core.names import is_plain, key_problem
 from holdfast.format import strictjson
-from holdfast.format.dtypes import is_dtype
+from holdfast.format.dtypes import dtype_named, is_dtype
 from holdfast.format.manifest import Patches, upgrade_fields
 from holdfast.program import program_limits as most
 from holdfast.program.arguments import Ref, Value, decode_value
@@ -36,6 +37,7 @@ from holdfast.program.graph import (
     TensorType,
 )
 from holdfast.program.operator_table import OWN, PREFIX, is_allowed
+from holdfast.program.schemas import SchemaProblem, parse_schema
 from holdfast.program.scopes import check_scopes
 from holdfast.program.sizes import Size, decode_size, is_condition, symbols_of
 from holdfast.program.structures import decode_structure
@@ -217,6 +219,9 @@ class _FieldReader:
         kind = self._type(fields["is"])
         if not isinstance(kind, TensorType) or any(type(size) is not int for size in kind.shape):
             raise self._problem("not a tensor of a fixed shape")
+        elements = math.prod(max(size, 1) for size in kind.shape if type(size) is int)
+        if elements * dtype_named(kind.dtype).bytes > most.SIZE_MAX:
+            raise self._problem("a tensor of more bytes than 64 bits can count")
         if fields["kind"] not in STATE_KINDS:
             raise self._problem(f"the unknown kind {str(fields['kind'])[:40]!r}")
         frozen = fields.get("frozen", False)
@@ -263,7 +268,16 @@ class _FieldReader:
             self._check_operator(op)
             if op in OWN:
                 raise self._problem(f"{op} has no schema")
+            self._check_schema(op, operators[op])
         return operators
+
+    def _check_schema(self, op: str, text: str) -> None:
+        try:
+            schema = parse_schema(text)
+        except SchemaProblem as problem:
+            raise self._problem(f"the schema of {op}: {problem}") from None
+        if schema.op != op:
+            raise self._problem(f"the schema of {op} is that of {schema.op[:80]}")
 
     def _check_operator(self, op: Any) -> str:
         if not isinstance(op, str):

@@ -1,4 +1,7 @@
-"""Schemas of operators, read from torch's text: the types, names and defaults of arguments, and what is returned."""
+"""Schemas of operators, read from torch's text: the types, names and defaults of arguments, and what is returned.
+
+A text is read strictly, since torch's own parser gets it next: nested brackets make that one overflow the stack.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ from holdfast.program.arguments import (
     Value,
 )
 
-_HEAD = re.compile(r"aten::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<rest>.*)", re.DOTALL)
-_ALIAS = re.compile(r"\([^()]*\)")
-_TYPE = re.compile(r"(?P<base>\w+)(?P<first>\?)?(?P<list>\[\d*\])?(?P<optional>\?)?")
+_HEAD = re.compile(r"aten::(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<rest>.*)", re.ASCII | re.DOTALL)
+_ALIAS = re.compile(r"\([A-Za-z*!| >-]{1,20}\)")
+_TYPE = re.compile(r"(?P<base>[A-Za-z]+)(?P<first>\?)?(?P<list>\[\d{0,3}\])?(?P<optional>\?)?", re.ASCII)
+_NUMBER = r"-?[0-9]{1,19}(?:\.[0-9]{0,20})?(?:e[+-]?[0-9]{1,3})?"
+_DEFAULT = re.compile(rf'{_NUMBER}|\[(?:{_NUMBER}(?:, {_NUMBER})*)?\]|None|True|False|"[\w ,.()-]*"', re.ASCII)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -89,30 +94,37 @@ class Schema:
 def parse_schema(text: str) -> Schema:
     """Read the text of a schema; raises SchemaProblem for another text."""
     match = _HEAD.fullmatch(text)
-    if match is None:
+    if match is None or not text.isascii():
         raise SchemaProblem(f"{text[:80]!r} is not the schema of an aten operator")
     inside, end = _until_closing(match["rest"])
     returned = end.removeprefix(" -> ")
     if returned == end:
         raise SchemaProblem(f"{text[:80]!r} does not say what it returns")
     if returned.startswith("("):
-        returned, _ = _until_closing(returned[1:])
+        returned, rest = _until_closing(returned[1:])
+        if rest:
+            raise SchemaProblem(f"{rest[:80]!r} follows what it returns")
     arguments, keyword_only = [], False
     for part in _split(inside):
         if part == "*":
             keyword_only = True
         else:
             arguments.append(_argument(part, keyword_only))
-    returns = tuple(ArgumentType.parse(part.split(" ")[0]) for part in _split(returned))
+    returns = tuple(map(_returned_type, _split(returned)))
     return Schema(f"aten.{match['name']}.{match['overload'] or 'default'}", tuple(arguments), returns)
 
 
 def _argument(text: str, keyword_only: bool) -> Argument:
-    declared, equals, _ = text.partition("=")
+    declared, equals, default = text.partition("=")
     kind, _, name = declared.rpartition(" ")
-    if not name.isidentifier():
+    if not name.isidentifier() or (equals and not _DEFAULT.fullmatch(default)):
         raise SchemaProblem(f"{text[:80]!r} is not an argument")
     return Argument(ArgumentType.parse(kind), name, bool(equals), keyword_only)
+
+
+def _returned_type(text: str) -> ArgumentType:
+    kind, space, name = text.rpartition(" ")
+    return ArgumentType.parse(kind if space and name.isidentifier() else text)
 
 
 def _until_closing(text: str) -> tuple[str, str]:

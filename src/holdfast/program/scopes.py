@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.core.errors import Damaged
+from holdfast.program import program_limits as most
 from holdfast.program.arguments import DeviceValue, DtypeValue, Ref, Value, references
 from holdfast.program.graph import AUTOCAST, CONSTANT, ITEM, SET_GRAD, GraphBlock, Node, ProgramData, TensorType
 from holdfast.program.operator_table import OWN, SIZE_OPERATIONS
@@ -43,6 +44,22 @@ def _check_keys(program: ProgramData, where: str) -> None:
         keys = [key for entry in entries for key in (entry.key, *entry.aliases)]
         if len(set(keys)) != len(keys):
             raise Damaged(f"{where}: the key {_twice(keys)!r} belongs to two weights")
+        if not is_constant:
+            _check_paths(keys, where)
+
+
+def _check_paths(keys: list[str], where: str) -> None:
+    """Raise Damaged if the keys make too many modules, or modules nested too deeply."""
+    paths: set[str] = set()
+    for key in keys:
+        if key.count(".") > most.KEY_DEPTH:
+            raise Damaged(f"{where}: the key {key[:80]!r} has more than {most.KEY_DEPTH} modules in each other")
+        path = key.rpartition(".")[0]
+        while path and path not in paths:
+            paths.add(path)
+            path = path.rpartition(".")[0]
+        if len(paths) > most.MODULES:
+            raise Damaged(f"{where}: the keys make more than {most.MODULES} modules")
 
 
 def _twice(names: Iterable[str]) -> str:

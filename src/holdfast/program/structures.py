@@ -59,16 +59,23 @@ def flatten(value: Any, tree: Structure, where: str = "the inputs") -> Iterator[
         for index, (item, part) in enumerate(zip(value, tree.items, strict=True)):
             yield from flatten(item, part, f"{where}[{index}]")
         return
+    known = set(tree.keys)
     missing = [key for key in tree.keys if key not in value]
-    extra = [str(key) for key in value if key not in tree.keys]
+    extra = [str(key) for key in value if key not in known]
     if missing or extra:
         raise StructureProblem(
-            f"{where} of the program: {', '.join(tree.keys) or 'none'}"
-            + (f"; missing: {', '.join(missing)}" if missing else "")
-            + (f"; unexpected: {', '.join(extra)}" if extra else "")
+            f"{where} of the program: {_some(tree.keys) or 'none'}"
+            + (f"; missing: {_some(missing)}" if missing else "")
+            + (f"; unexpected: {_some(extra)}" if extra else "")
         )
     for key, part in zip(tree.keys, tree.items, strict=True):
         yield from flatten(value[key], part, f"{where}[{key!r}]")
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names for an error, the first ones of many."""
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(name[:80] for name in names[:20]) + more
 
 
 def unflatten(leaves: Sequence[Any], tree: Structure) -> Any:
@@ -114,6 +121,8 @@ def decode_structure(data: Any, problem: Problem, depth: int = 0) -> Structure:
     items, was = data[kind], data.get("was", "")
     if kind not in ("tuple", "list", "dict") or not isinstance(items, list) or not isinstance(was, str):
         raise problem(f"the unknown structure {str(kind)[:40]!r}")
+    if len(items) > most.LIST_ITEMS:
+        raise problem(f"a structure of {len(items)} items, more than the limit of {most.LIST_ITEMS}")
     if set(data) - {kind, "was", *(("keys",) if kind == "dict" else ())}:
         raise problem("a structure with unknown fields")
     keys = data.get("keys", []) if kind == "dict" else []

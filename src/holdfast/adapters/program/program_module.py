@@ -15,12 +15,13 @@ from holdfast.adapters.program.input_checks import InputChecks
 from holdfast.adapters.program.interpreter import Interpreter
 from holdfast.adapters.program.operator_versions import checked_operators
 from holdfast.adapters.program.sharded_weights import mesh_of, refuse_sharded_parts, replicated, replicating
-from holdfast.core.errors import InvalidArgument, Mismatch
+from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
 from holdfast.program.graph import CONSTANT, PARAMETER, GraphBlock, StateEntry
 from holdfast.program.model_program import Program
 from holdfast.program.structures import StructureProblem, flatten, unflatten
 
 _Holder = tuple[dict[str, torch.Tensor | None], str]
+_MODE = "training"
 _CONSTANTS = "program.constants"  # with a dot, which no part of a key has
 
 
@@ -38,14 +39,19 @@ class ProgramModule(nn.Module):
         self.program = program
         self._where = where
         self._operators = checked_operators(program, where)
-        places = [_hold(self, entry) for entry in program.state]
-        self._holders = [holders[0] for holders in places]
-        self._tied = [holders for holders in places if len(holders) > 1]
-        self._fill_constants(program.constants if constants is None else constants)
         self._checks = InputChecks(program)
         self._interpreters: dict[tuple[torch.device, DeviceMesh | None], Interpreter] = {}
-        self._targets = [program.names.index(change.target) for change in program.mutations]
+        places = {name: index for index, name in enumerate(program.names)}
+        self._targets = [places[change.target] for change in program.mutations]
         self.training = program.training
+        _require_free(program, where)
+        self._holders: list[_Holder] = []  # filled last: a key may have the name of an attribute above
+        self._tied: list[list[_Holder]] = []
+        for holders in [_hold(self, entry) for entry in program.state]:
+            self._holders.append(holders[0])
+            if len(holders) > 1:
+                self._tied.append(holders)
+        self._fill_constants(program.constants if constants is None else constants)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program: inputs and outputs have the structure of those of the model."""
@@ -196,6 +202,14 @@ def _constant(array: Any, entry: StateEntry, where: str) -> torch.Tensor:
             f"{where}: the constant {entry.key!r} is {found[1]} {list(found[0])}, not {expected[1]} {expected[0]}"
         )
     return tensor
+
+
+def _require_free(program: Program, where: str) -> None:
+    """Raise Unsupported for a key that no module can have: torch sets `training` on every one."""
+    for entry in program.state:
+        for key in (entry.key, *entry.aliases):
+            if entry.kind != CONSTANT and _MODE in key.split("."):
+                raise Unsupported(f"{where}: the key {key!r}: torch's modules have {_MODE!r} for their mode")
 
 
 def _hold(root: nn.Module, entry: StateEntry) -> list[_Holder]:

@@ -49,7 +49,7 @@ def is_backward_compatible(new: Any, old_text: str) -> bool:
     """Return True if calls that were written for an older schema mean the same with the new one, as torch judges."""
     try:
         old = torch._C.parse_schema(old_text)
-    except RuntimeError:
+    except (RuntimeError, ValueError, IndexError, OverflowError):
         return False
     return bool(new.is_backward_compatible_with(old))
 
