@@ -13,6 +13,7 @@ from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport
 from holdfast.checkpoint.equal_scalars import require_same
 from holdfast.convert.boxes_for_sink import BoxReader
+from holdfast.convert.carried_program import carry_program
 from holdfast.convert.check_model import check_model, unknown_names
 from holdfast.convert.check_transposes import check_transposes
 from holdfast.convert.config_from_args import with_config_from_args
@@ -150,16 +151,17 @@ class Conversion:
             self._waiting(_COMPARING, lambda: check_model(contents, selected, model, name, options.on_compare))
         contents = update_references(selected)
         contents = contents if dtype is None else cast_models(contents, dtype, all_groups)
-        self.contents = contents if step is None else replace(contents, step=step)
+        carried = carry_program(source, contents, options.to)
+        self.contents = carried.contents if step is None else replace(carried.contents, step=step)
         self._unopened = unopened
-        self._notes = (*made, *recoded.notes, *mapped.notes, *oriented.notes, *self._notes)
+        self._notes = (*made, *recoded.notes, *mapped.notes, *oriented.notes, *self._notes, *carried.notes)
         plans, plan_notes = plans_for_format(plans, self.contents, options.to)
         self._notes += plan_notes
         manifest = source.manifest
         request = SinkRequest(
             max_shard_bytes=limits.parse_bytes(options.max_shard_size),
             block_bytes=options.block_bytes,
-            side_files=with_dtype(small, dtype),
+            side_files={**with_dtype(small, dtype), **carried.files},
             writer=manifest.writer,
             metrics=manifest.metrics,
             plans=plans,

@@ -43,7 +43,7 @@ def _is_megatrons(data: bytes) -> bool:
 
 
 def _is_copied(name: str) -> bool:
-    own = name in (names.MANIFEST, names.STATE) or names.is_tensor_file(name)
+    own = name in (names.MANIFEST, names.STATE, names.PROGRAM) or names.is_tensor_file(name)
     return is_plain(name) and not own and not name.endswith(_NOT_COPIED)
 
 

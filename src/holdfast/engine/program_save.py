@@ -77,17 +77,26 @@ def _weights_of(program: Program, agreement: Agreement, stored: StoredKeys | Non
 
 def require_weights(program: Program, found: Sequence[StoredWeights]) -> StoredWeights:
     """Return the first module that has all weights of the program; raises Mismatch if none has."""
-    fitting = [weights for weights in found if not _missing(program, weights)]
+    fitting = [weights for weights in found if not missing_weights(program, weights)]
     if fitting:
         return fitting[0]
     if not found:
         raise Mismatch("the state has no module that the program could be of")
-    missing = _missing(program, found[0])
+    missing = missing_weights(program, found[0])
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     raise Mismatch(
         f"the program is of another model than {found[0].group!r}: it has the weights {', '.join(missing[:5])}{more}, "
-        "which are not saved; export it from the model that is saved, before the model is wrapped or sharded"
+        f"which are not saved{_other_shape(program, found[0], missing[0])}; export it from the model that is saved, "
+        "before the model is wrapped or sharded"
     )
+
+
+def _other_shape(program: Program, weights: StoredWeights, key: str) -> str:
+    """Return the part of an error for a weight that is saved in another shape, "" for one that is not saved."""
+    entry = next(entry for entry in program.state if entry.key == key and entry.kind != CONSTANT)
+    if key not in weights.shapes:
+        return ""
+    return f" in these shapes ({key} is {list(weights.shapes[key])}, and {list(entry.type.shape)} in the program)"
 
 
 def _renamed(group: str, stored: StoredKeys) -> dict[str, str | None]:
@@ -110,7 +119,7 @@ def _stored_key(entry: StateEntry, weights: StoredWeights) -> str | None:
     return None
 
 
-def _missing(program: Program, weights: StoredWeights) -> list[str]:
+def missing_weights(program: Program, weights: StoredWeights) -> list[str]:
     """Return the weights that are neither stored nor made into stored ones by the recorded mapping."""
     lost = [entry.key for entry in program.state if entry.kind != CONSTANT and _stored_key(entry, weights) is None]
     return [key for key in lost if not (weights.mapping and key in weights.renamed)]
