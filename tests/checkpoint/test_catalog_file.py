@@ -131,7 +131,7 @@ def test_a_catalog_that_cannot_be_read_is_made_again(root: Path, kind: str) -> N
     base = root / catalog_file.FOLDER / catalog_file.BASE
     data = base.read_bytes()
     base.unlink()
-    made = {"torn": data[: len(data) // 2], "empty": b"", "other version": data.replace(b'"version":2', b'"version":3')}
+    made = {"torn": data[: len(data) // 2], "empty": b"", "other version": data.replace(b'"version":3', b'"version":4')}
     if kind == "a folder":
         base.mkdir()
     elif kind != "gone":

@@ -7,6 +7,12 @@ import torch
 
 import holdfast
 from holdfast import Damaged, InvalidArgument, Mismatch, NotFound, add_program, export_program, load_program
+from holdfast.checkpoint.catalog import Catalog, committed_steps, living_steps, set_aside_folders
+from holdfast.checkpoint.tags import add_tag, tagged
+from holdfast.core.errors import StorageError
+from holdfast.core.names import step_folder
+from holdfast.engine import program_add
+from holdfast.storage.local import LocalStorage
 from tests.adapters.program.models import Cnn, Everything, everything_inputs
 
 
@@ -92,3 +98,110 @@ def test_names_of_the_hub_are_followed(tmp_path):
     assert torch.equal(load_program(tmp_path / "step-1")(input_ids=ids).logits, expected)
     model.save_pretrained(tmp_path / "hub")
     assert torch.equal(load_program(tmp_path / "step-1", weights=tmp_path / "hub")(input_ids=ids).logits, expected)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of three steps of a CNN, and the program of its model."""
+    torch.manual_seed(0)
+    model = Cnn().eval()
+    with holdfast.Checkpointer(tmp_path / "run") as ck:
+        for step in (1, 2, 3):
+            ck.save(step, {"model": model}).result()
+    return tmp_path / "run", model, export_program(model, (torch.randn(1, 3, 8, 8),))
+
+
+def test_a_step_keeps_its_identity_and_its_date(run):
+    root, _, program = run
+    path = root / step_folder(2)
+    before = holdfast.open(path).manifest
+    once = add_program(path, program).manifest
+    again = add_program(path, export_program(Cnn().train(), (torch.randn(2, 3, 8, 8),))).manifest
+    assert len({before.attempt, once.attempt, again.attempt}) == 3
+    assert before.identity == before.attempt == once.identity == again.identity
+    assert (again.step, again.parent, again.created, again.writer) == (2, 1, before.created, before.writer)
+
+
+def test_the_same_program_again_writes_nothing(run):
+    root, _, program = run
+    path = root / step_folder(2)
+    manifest = add_program(path, program).manifest
+    assert add_program(path, program).manifest == manifest
+
+
+def test_a_step_that_a_rewind_abandoned_stays_abandoned(run):
+    root, model, program = run
+    storage = LocalStorage(root)
+    with holdfast.Checkpointer(root) as ck:
+        ck.restore({"model": model}, step=1)
+        ck.save(2, {"model": model, "note": 1}).result()
+    aside = root / "abandoned-step-000000000003"
+    assert add_program(aside, program).program == program
+    aside.rename(root / step_folder(3))  # as if the crash had been before it was set aside
+    assert [entry.step for entry in living_steps(storage)] == [1, 2]
+    with holdfast.Checkpointer(root) as ck:
+        assert ck.restore({"model": model}) == 2
+        ck.save(4, {"model": model}).result()
+    assert [entry.step for entry in committed_steps(storage)] == [1, 2, 4]
+    assert holdfast.open(aside).program == program
+
+
+def test_a_tag_stays_on_the_step_that_it_names(run):
+    root, model, program = run
+    storage = LocalStorage(root)
+    third = committed_steps(storage)[-1]
+    add_tag(storage, "release", third)
+    with holdfast.Checkpointer(root) as ck:
+        ck.restore({"model": model}, step=1)
+        ck.save(2, {"model": model, "note": 1}).result()
+        ck.save(3, {"model": model, "note": 1}).result()
+    aside = "abandoned-step-000000000003"
+    add_program(root / aside, program)
+    entries = [*committed_steps(storage), *set_aside_folders(storage)]
+    assert tagged(storage, entries) == {aside: ["release"]}
+
+
+def test_retention_keeps_a_tagged_step_and_deletes_the_others(run):
+    root, model, program = run
+    add_tag(LocalStorage(root), "release", committed_steps(LocalStorage(root))[0])
+    add_program(root / step_folder(1), program)
+    add_program(root / step_folder(2), program)
+    with holdfast.Checkpointer(root, keep=holdfast.keep.last(1)) as ck:
+        ck.restore({"model": model})
+        ck.save(4, {"model": model}).result()
+    assert [entry.step for entry in committed_steps(LocalStorage(root))] == [1, 4]
+    assert holdfast.open(root / step_folder(1)).program == program
+
+
+def test_the_catalog_of_a_long_run_knows_the_identity(tmp_path):
+    model = Cnn().eval()
+    with holdfast.Checkpointer(tmp_path) as ck:
+        for step in range(12):
+            ck.save(step, {"net": model, "number": step}).result()
+    before = holdfast.open(tmp_path / step_folder(7)).manifest.attempt
+    add_program(tmp_path / step_folder(7), export_program(model, (torch.randn(1, 3, 8, 8),)))
+    with holdfast.Checkpointer(tmp_path) as ck:
+        ck.save(12, {"net": model, "number": 12}).result()
+    catalog = Catalog(LocalStorage(tmp_path))
+    catalog.scan()
+    assert (tmp_path / ".catalog").exists()
+    (entry,) = [entry for entry in catalog.steps if entry.step == 7]
+    assert entry.manifest is not None
+    assert entry.manifest.identity == before != entry.manifest.attempt
+
+
+def test_a_step_that_was_saved_again_meanwhile_is_not_replaced(run, monkeypatch):
+    root, model, program = run
+    path = root / step_folder(3)
+    plain = program_add._copy
+
+    def copy(*args):
+        plain(*args)
+        monkeypatch.undo()
+        holdfast.save(path, {"model": model, "note": "newer"})
+
+    monkeypatch.setattr(program_add, "_copy", copy)
+    with pytest.raises(StorageError, match=r"step-000000000003 was saved again meanwhile"):
+        add_program(path, program)
+    assert holdfast.open(path).value("note") == "newer"
+    assert add_program(path, program).value("note") == "newer"

@@ -12,6 +12,8 @@ from torch import nn
 
 import holdfast
 from holdfast import HoldfastWarning, InvalidArgument, Mismatch, Unsupported, export_program, load_program
+from holdfast.checkpoint.catalog import committed_steps
+from holdfast.checkpoint.tags import add_tag
 from tests.adapters.program.models import AUTO, Cnn, Everything, everything_inputs
 
 
@@ -106,6 +108,38 @@ def test_a_program_of_another_model_is_refused(everything, tmp_path):
     with pytest.raises(Mismatch, match="no module"):
         holdfast.save(tmp_path / "step-1", {"note": 1}, program=everything[1])
     assert not (tmp_path / "step-1").exists()
+
+
+def test_a_program_with_a_weight_of_another_shape_is_refused(everything, tmp_path):
+    wider = Everything()
+    wider.proj = nn.Linear(17, 16)
+    with pytest.raises(
+        Mismatch,
+        match=r"proj\.weight, which are not saved in these shapes \(proj\.weight is \[16, 17\], and \[16, 16\]",
+    ):
+        holdfast.save(tmp_path / "step-1", {"model": wider}, program=everything[1])
+    assert not (tmp_path / "step-1").exists()
+
+
+def test_a_run_with_rotation_tags_and_restores_keeps_the_program(everything, tmp_path):
+    model, program = everything
+    policy = holdfast.keep.last(2)
+    with holdfast.Checkpointer(tmp_path, program=program, keep=policy) as ck:
+        for step in (1, 2):
+            ck.save(step, {"model": model}).result()
+        add_tag(ck.storage, "release", committed_steps(ck.storage)[0])
+        for step in (3, 4):
+            ck.save(step, {"model": model}).result()
+    with holdfast.Checkpointer(tmp_path, program=program, keep=policy) as ck:
+        state = {"model": Everything().eval()}
+        assert ck.restore(state) == 4
+        assert torch.equal(state["model"].emb.weight, model.emb.weight)
+        ck.save(5, state).result()
+        assert ck.steps() == [1, 4, 5]
+    for step in (1, 4, 5):
+        path = tmp_path / f"step-{step:012d}"
+        assert holdfast.open(path).verify().good
+        _equal(model, load_program(path))
 
 
 def test_what_is_not_a_program_is_refused(everything, tmp_path):

@@ -27,13 +27,23 @@ TARGET = "made"
 Files = dict[str, bytes]
 
 
+def _write_another_model(folder: Path, target: Path) -> None:
+    target.mkdir()
+    save_file({"another": torch.ones(7)}, target / "model.safetensors")
+    (target / "config.json").write_text('{"model_type": "another"}')
+
+
 @dataclass(frozen=True)
 class Operation:
-    """Work on checkpoints: `prepare` writes the inputs into a folder, `work` replaces a target there."""
+    """Work on checkpoints: `prepare` writes the inputs into a folder, `work` replaces a target there.
+
+    `occupy` writes what is at the target before: another model.
+    """
 
     name: str
     prepare: Callable[[Path], object]
     work: Callable[[Path, Path], object]
+    occupy: Callable[[Path, Path], object] = _write_another_model
 
 
 def files_of(folder: Path) -> Files:
@@ -53,6 +63,7 @@ class Place:
         folder.mkdir()
         operation.prepare(folder)
         self.inputs = files_of(folder)
+        self.reset()
         self.work()
         self.expected = files_of(self.target)
         self.before: Files = {}
@@ -65,9 +76,7 @@ class Place:
         """Make the target as it was before the operation."""
         shutil.rmtree(self.target, ignore_errors=True)
         if self.occupied:
-            self.target.mkdir()
-            save_file({"another": torch.ones(7)}, self.target / "model.safetensors")
-            (self.target / "config.json").write_text('{"model_type": "another"}')
+            self.operation.occupy(self.folder, self.target)
         self.before = files_of(self.target)
 
     def found_inputs(self) -> Files:

@@ -1,4 +1,4 @@
-"""A slice of the faults of adapters and quantized weights."""
+"""A slice of the faults of adapters, quantized weights and programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 from tests.faults.operations import Place, failing, fresh_folder, judge, killed
 from tests.faults.row import SURVIVED
 from tests.faults.rows_operations import OPERATIONS, UNFIT, refused
+from tests.faults.rows_programs import ADDITION
+
+ALL = {**OPERATIONS, ADDITION.name: ADDITION}
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +22,7 @@ def places() -> Iterator[Callable[[str], Place]]:
 
         def find(name: str) -> Place:
             if name not in known:
-                known[name] = Place(folder / str(len(known)), OPERATIONS[name], occupied=True)
+                known[name] = Place(folder / str(len(known)), ALL[name], occupied=True)
             known[name].reset()
             return known[name]
 
@@ -27,7 +30,7 @@ def places() -> Iterator[Callable[[str], Place]]:
 
 
 @pytest.mark.parametrize("number", [11, 20])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_an_operation_killed_at_a_system_call(places: Callable[[str], Place], name: str, number: int) -> None:
     place = places(name)
     acknowledged = killed(place, number)
@@ -36,7 +39,7 @@ def test_an_operation_killed_at_a_system_call(places: Callable[[str], Place], na
 
 
 @pytest.mark.parametrize("number", [6, 17])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_an_operation_on_a_full_disk(places: Callable[[str], Place], name: str, number: int) -> None:
     place = places(name)
     acknowledged = failing(errno.ENOSPC, place, number)

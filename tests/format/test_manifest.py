@@ -86,7 +86,17 @@ def manifests(draw):
         tied = draw(st.dictionaries(texts, texts, max_size=2))
         groups[group] = GroupRecord("module", members, draw(st.integers(0, 2**60)), tied, {})
     steps = st.none() | st.integers(0, 2**62)
-    return Manifest(draw(steps), draw(steps), "a", "now", 4096, groups, files, draw(st.dictionaries(texts, texts)))
+    return Manifest(
+        draw(steps),
+        draw(steps),
+        "a",
+        "now",
+        4096,
+        groups,
+        files,
+        draw(st.dictionaries(texts, texts)),
+        saved_by=draw(texts),
+    )
 
 
 @given(manifests())

@@ -238,7 +238,7 @@ def _same_as_committed(storage: Storage, folder: str, manifest: Manifest) -> boo
         measured = manifest.metrics and manifest.metrics != known.metrics
         if known.content() != manifest.content() or leaves_more or measured:
             return False
-        is_left = (known.step, known.attempt) in left_steps(committed_steps(storage))
+        is_left = (known.step, known.identity) in left_steps(committed_steps(storage))
         return not is_left and committed.verify().good
     except HoldfastError:
         return False
@@ -250,6 +250,6 @@ def _set_aside_name(storage: Storage, folder: str, manifest: Manifest) -> str:
         replaced = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
     except HoldfastError:
         return ""
-    if replaced.step is None or (replaced.step, replaced.attempt) not in manifest.abandons:
+    if replaced.step is None or (replaced.step, replaced.identity) not in manifest.abandons:
         return ""
     return unused_name(storage, abandoned_folder(replaced.step))

@@ -316,4 +316,4 @@ def left_steps(found: Iterable[Committed]) -> set[LeftStep]:
 
 
 def is_left(entry: Committed, left: Collection[LeftStep]) -> bool:
-    return entry.manifest is not None and (entry.step, entry.manifest.attempt) in left
+    return entry.manifest is not None and (entry.step, entry.manifest.identity) in left

@@ -26,7 +26,7 @@ from holdfast.storage.base import Storage
 FOLDER, BASE, TAIL = ".catalog", "base.json", "tail.json"
 WORTH = 10  # with fewer steps, reading the manifests is as fast
 _TAIL_ENTRIES = 64
-_VERSION = 2
+_VERSION = 3
 _TIMES = ("seconds", "stall_ms")  # the fields of a writer that differ between steps
 
 
@@ -125,6 +125,7 @@ def _encode(entries: Iterable[Entry]) -> bytes:
                 summary.metrics or None,
                 number(summary.abandons) if summary.abandons else None,
                 number(summary.skips) if summary.skips else None,
+                summary.saved_by or None,
             ]
         )
     rest = json.dumps(rows, separators=(",", ":"))
@@ -142,7 +143,9 @@ def _decode(data: bytes) -> list[Entry]:
         raise ValueError("another version")
     table = [_shared(value) for value in fields["table"]]
     out = []
-    for folder, stamp, digest, settled, *own, groups, writer, times, metrics, abandons, skips in fields["entries"]:
+    for folder, stamp, digest, settled, *own, groups, writer, times, metrics, abandons, skips, saved_by in fields[
+        "entries"
+    ]:
         step, parent, attempt, created, total_bytes = own
         summary = ManifestSummary(
             step,
@@ -155,6 +158,7 @@ def _decode(data: bytes) -> list[Entry]:
             metrics or {},
             () if abandons is None else table[abandons],
             () if skips is None else table[skips],
+            saved_by or "",
         )
         out.append(Entry(folder, stamp, digest, bool(settled), summary))
     return out

@@ -79,7 +79,7 @@ class Ledger:
         manifest = entry.manifest
         if manifest is None:
             return
-        key = (entry.step, manifest.attempt)
+        key = (entry.step, manifest.identity)
         if key in self._abandons:
             self.abandoned[key] = entry
         if key in self._left:
@@ -96,7 +96,7 @@ class Ledger:
         manifest = entry.manifest
         if manifest is None:
             return
-        key = (entry.step, manifest.attempt)
+        key = (entry.step, manifest.identity)
         self.abandoned.pop(key, None)
         if key in self._left:
             return
@@ -157,7 +157,7 @@ class Ledger:
         lefts = _left_by(entry)
         if not lefts or self._lefts[lefts] > 1:
             return False
-        there = {(e.step, e.manifest.attempt) for e in self._entries.values() if e.manifest}
+        there = {(e.step, e.manifest.identity) for e in self._entries.values() if e.manifest}
         others: Collection[Committed] = [e for e in self._entries.values() if e is not entry]
         return bool(there & set(lefts) - left_steps(others))
 

@@ -132,7 +132,7 @@ def _needed(found: list[Committed]) -> set[str]:
         if entry.manifest is not None:
             for left in (*entry.manifest.abandons, *entry.manifest.skips):
                 naming.setdefault(left, set()).add(entry.folder)
-    there = {(entry.step, entry.manifest.attempt) for entry in found if entry.manifest} if naming else set()
+    there = {(entry.step, entry.manifest.identity) for entry in found if entry.manifest} if naming else set()
     return {folder for left, folders in naming.items() if left in there and len(folders) == 1 for folder in folders}
 
 
@@ -178,7 +178,7 @@ def _removable(
 def _remove(storage: Storage, entry: Committed, index: RetentionIndex, outcome: RetentionResult) -> None:
     """Remove a step, unless it was tagged, damaged or saved again since it was judged."""
     assert entry.manifest is not None
-    if any(tag.attempt == entry.manifest.attempt for tag in read_tags(storage).values()):
+    if any(tag.attempt == entry.manifest.identity for tag in read_tags(storage).values()):
         return
     try:
         where = f"{storage.name}/{entry.folder}"

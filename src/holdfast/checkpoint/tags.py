@@ -77,7 +77,7 @@ def tagged(storage: Storage, entries: Iterable[Committed], problems: list[str] |
     for entry in entries:
         by_step.setdefault(entry.step, []).append(entry)
         if entry.manifest is not None:
-            by_attempt.setdefault(entry.manifest.attempt, []).append(entry)
+            by_attempt.setdefault(entry.manifest.identity, []).append(entry)
     for name, tag in tags.items():
         for entry in by_attempt.get(tag.attempt) or by_step.get(tag.step, []):
             found.setdefault(entry.folder, []).append(name)
@@ -92,7 +92,7 @@ def add_tag(storage: Storage, name: str, entry: Committed) -> None:
         raise Damaged(f"step {entry.step} cannot be tagged: {entry.problem}")
     if _FOLDER not in storage.hidden():
         storage.begin(_FOLDER)
-    tag = Tag(entry.step, entry.manifest.attempt)
+    tag = Tag(entry.step, entry.manifest.identity)
     storage.note(_FOLDER, name, strictjson.dumps(asdict(tag)), durable=True)
     if entry.folder not in storage.folders():
         storage.drop(_FOLDER, name)

@@ -44,7 +44,7 @@ def command(root: str | None, free: str | None, yes: bool, as_json: bool) -> Non
     storage = None if root is None else open_run(root)
     states = states_in_memory("" if storage is None else run_id(storage))
     committed = () if storage is None else committed_steps(storage)
-    written = {entry.manifest.attempt for entry in committed if entry.manifest is not None}
+    written = {entry.manifest.identity for entry in committed if entry.manifest is not None}
     if free is None:
         _list(states, written, as_json)
         return

@@ -16,9 +16,7 @@ from holdfast.core.ranks import Ranks, run_on_all_ranks
 from holdfast.core.terminal import Progress, no_progress
 from holdfast.writer.collective_attempt import collective_attempt
 from holdfast.writer.messages import SaveStarted
-from holdfast.writer.startup_cleanup import clean_storage, dead_attempts, sweep_removed
-
-_SILENCE_S = 60.0
+from holdfast.writer.startup_cleanup import clean_dead_attempts
 
 Watch = Callable[[int], AbstractContextManager[Progress]]
 Hold = Callable[[Checkpoint], None]
@@ -87,9 +85,7 @@ def _write_and_publish(
     begun = SaveStarted(planned.step, ranks.world, output.bytes)
 
     def clean() -> None:
-        if storage.exists():
-            clean_storage(storage, dead_attempts(storage, _SILENCE_S))
-            sweep_removed(storage)  # a replaced checkpoint may be as large as a model
+        clean_dead_attempts(storage)
 
     with collective_attempt(ranks, storage, target.folder, files, begun, clean) as attempt:
         reports = planned.write(ranks, attempt, progress)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from holdfast.checkpoint.attempt import Attempt, check_replaceable, publish
 from holdfast.checkpoint.checkpoint import Checkpoint
 from holdfast.checkpoint.commit import BlockReport, program_records
-from holdfast.core.errors import Damaged, InvalidArgument, Mismatch
+from holdfast.core.errors import Damaged, InvalidArgument, Mismatch, StorageError
 from holdfast.core.names import PROGRAM, PROGRAM_GROUP, index_file
 from holdfast.core.ranks import SingleProcess
 from holdfast.engine.program_save import StoredWeights, program_bytes, require_weights, stored_program
@@ -21,9 +20,10 @@ from holdfast.plan.files import TensorSpec
 from holdfast.program.graph import CONSTANT
 from holdfast.program.model_program import Program
 from holdfast.storage import locate, refuse_link
-from holdfast.storage.base import Reader
+from holdfast.storage.base import Reader, SharedStorage
 from holdfast.writer.collective_attempt import collective_attempt
 from holdfast.writer.messages import SaveStarted
+from holdfast.writer.startup_cleanup import clean_dead_attempts
 
 _THREADS = 4
 
@@ -32,8 +32,9 @@ def add_program(path: str | os.PathLike[str], program: Program) -> Checkpoint:
     """Put a program into a committed checkpoint, or replace the one that it has; return the checkpoint.
 
     The files are copied, each block verified, into a hidden folder that takes the place of the checkpoint at once, as a
-    save of the same step does: a crash at any time leaves the one or the other. The program must be of the module whose
-    weights the checkpoint has. Call it on one process. Raises Mismatch if it is of another model, Damaged if a file of
+    save of the same step does: a crash at any time leaves the one or the other. Lineage and tags still know the step:
+    its manifest keeps the name of the attempt that saved it. The program must be of the module whose weights the
+    checkpoint has. Call it on one process. Raises Mismatch if it is of another model, Damaged if a file of
     the checkpoint is, NotFound if there is no checkpoint of Holdfast's; the checkpoint is then as it was.
     """
     if not isinstance(program, Program):
@@ -51,12 +52,16 @@ def add_program(path: str | os.PathLike[str], program: Program) -> Checkpoint:
     files = [(name, record.size) for name, record in tensors.items()]
 
     def prepare() -> None:
+        if isinstance(storage, SharedStorage):
+            clean_dead_attempts(storage)
         check_replaceable(storage, folder)
 
     with collective_attempt(ranks, storage, folder, files, begun, prepare) as attempt:
         with checkpoint.held():
             _copy(checkpoint, attempt, tensors)
             small = {name: checkpoint.read_file(name) for name in kept if name not in tensors}
+        if Checkpoint(storage, folder).manifest != manifest:
+            raise StorageError(f"{checkpoint.path} was saved again meanwhile: call add_program once more")
         publish(attempt, _with_program(manifest, attempt.name, kept, new), {**small, **new})
     storage.sweep()
     return Checkpoint(storage, folder)
@@ -117,8 +122,9 @@ def _kept_files(manifest: Manifest) -> dict[str, FileRecord]:
 def _with_program(manifest: Manifest, attempt: str, kept: dict[str, FileRecord], new: dict[str, bytes]) -> Manifest:
     records, constants = program_records(new, manifest.block_bytes)
     groups = {name: group for name, group in manifest.groups.items() if name != PROGRAM_GROUP}
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return replace(manifest, attempt=attempt, created=now, files=kept | records, groups=groups | constants)
+    return replace(
+        manifest, attempt=attempt, saved_by=manifest.identity, files=kept | records, groups=groups | constants
+    )
 
 
 @dataclass(frozen=True, slots=True)

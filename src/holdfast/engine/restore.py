@@ -87,7 +87,7 @@ class _Candidate:
     @staticmethod
     def of(entry: Committed) -> _Candidate:
         if entry.manifest is not None:
-            return _Candidate(entry.step, entry.manifest.attempt)
+            return _Candidate(entry.step, entry.manifest.identity)
         assert entry.problem is not None
         name, message = error_record(entry.problem)
         if entry.damaged:
@@ -198,7 +198,7 @@ def _choose(ranks: Ranks, catalog: Catalog, step: int | None) -> _Choice:
         later = [entry for entry in committed if entry.step > step]
         for entry in later:
             _require_known(entry, step)
-        left = tuple((entry.step, entry.manifest.attempt) for entry in later if entry.manifest)
+        left = tuple((entry.step, entry.manifest.identity) for entry in later if entry.manifest)
         return _Choice(requested, left).fields()
 
     fields = run_on_all_ranks(ranks, choose)[0]

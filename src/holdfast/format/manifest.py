@@ -116,7 +116,13 @@ class Manifest:
     plans: Mapping[str, Any] = field(default_factory=dict)  # the sharding plan of holdfast.spmd by module
     bases: Mapping[str, Any] = field(default_factory=dict)  # by module with PEFT adapters: where its base model is
     mappings: Mapping[str, str] = field(default_factory=dict)  # by module: from names in memory to those in the files
+    saved_by: str = ""  # the attempt that saved the step, where `attempt` has rewritten it since
     version: tuple[int, int] = CURRENT  # of the format it was read in
+
+    @property
+    def identity(self) -> str:
+        """The attempt by which lineage, tags and captured states refer to the step: a rewritten one keeps it."""
+        return self.saved_by or self.attempt
 
     @property
     def total_bytes(self) -> int:
@@ -152,6 +158,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         fields["bases"] = dict(manifest.bases)
     if manifest.mappings:
         fields["mappings"] = dict(manifest.mappings)
+    if manifest.saved_by:
+        fields["saved_by"] = manifest.saved_by
     fields["digest"] = digest_hex(strictjson.dumps(fields))
     return strictjson.dumps(fields) + b"\n"
 
@@ -224,6 +232,7 @@ def _from_fields(fields: dict[str, Any], where: str) -> Manifest:
         plans=_plans(fields.get("plans", {})),
         bases=_bases(fields.get("bases", {}), version, where),
         mappings=_mappings(fields.get("mappings", {})),
+        saved_by=str(fields.get("saved_by", "")),
         version=version,
     )
 

@@ -23,6 +23,12 @@ class ManifestSummary:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     abandons: tuple[tuple[int, str], ...] = ()
     skips: tuple[tuple[int, str], ...] = ()
+    saved_by: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The attempt by which lineage, tags and captured states refer to the step, as in the manifest."""
+        return self.saved_by or self.attempt
 
     @staticmethod
     def of(manifest: Manifest) -> ManifestSummary:
@@ -37,4 +43,5 @@ class ManifestSummary:
             manifest.metrics,
             manifest.abandons,
             manifest.skips,
+            manifest.saved_by,
         )

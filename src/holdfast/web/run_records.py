@@ -236,7 +236,7 @@ class RunRecords:
             seconds=number(manifest.writer.get("seconds")),
             stall_ms=self.metrics.stalls.get(entry.step, number(manifest.writer.get("stall_ms"))),
             parent=manifest.parent,
-            branch=branches.get((entry.step, manifest.attempt), 0),
+            branch=branches.get((entry.step, manifest.identity), 0),
             tags=tuple(tags),
             world=world if type(world) is int else None,
             note=note,

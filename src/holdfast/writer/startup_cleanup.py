@@ -192,6 +192,13 @@ def clean_storage(storage: SharedStorage, dead: Collection[str]) -> list[str]:
     return deleted
 
 
+def clean_dead_attempts(storage: SharedStorage, silence_s: float = 60.0) -> None:
+    """Delete the attempts that crashed processes left, and the data of removed folders: each may be a whole model."""
+    if storage.exists():
+        clean_storage(storage, dead_attempts(storage, silence_s))
+        sweep_removed(storage)
+
+
 def sweep_removed(storage: SharedStorage) -> None:
     """Delete the data of removed folders whose deletion was interrupted, as far as possible."""
     with contextlib.suppress(HoldfastError):  # it only takes space; the next start tries again
@@ -205,14 +212,17 @@ def _discard(storage: SharedStorage, folder: str) -> None:
     """Delete a dead attempt, or set aside the abandoned step that its folder holds.
 
     A step is replaced by exchanging two folders. After a crash, the older step may still have the attempt's name.
+    One that was only rewritten is at its place, and its copy here is deleted.
     """
     try:
         manifest = decode_manifest(storage.read(folder, MANIFEST, limits.JSON_BYTES), folder)
     except HoldfastError:
         storage.discard(folder)
         return
-    left = (manifest.step or 0, manifest.attempt)
-    if manifest.attempt != folder and left in left_steps(committed_steps(storage)):
+    left = (manifest.step or 0, manifest.identity)
+    steps = committed_steps(storage)
+    is_there = any(entry.manifest and (entry.step, entry.manifest.identity) == left for entry in steps)
+    if manifest.attempt != folder and not is_there and left in left_steps(steps):
         storage.rename(folder, unused_name(storage, abandoned_folder(left[0])))
     else:
         storage.discard(folder)
