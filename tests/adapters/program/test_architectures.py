@@ -12,6 +12,7 @@ import holdfast
 from holdfast import Program, Unsupported, export_program, load_program
 from tests.adapters.program.architectures import ARCHITECTURES, NOT_DECOMPOSED
 from tests.adapters.program.exported_architectures import Exported, count_origins, export_architecture
+from tests.adapters.program.origins_table import PAGE, rows_of_page, table_row, versions
 
 pytest.importorskip("transformers", reason="transformers is not installed: make setup")
 pytestmark = pytest.mark.slow
@@ -104,7 +105,10 @@ def test_the_program_of_a_step_runs_the_weights_of_another(exported, dialect, tm
     optimizer.step()
     holdfast.save(tmp_path / "step-2", {"model": model})
     module = load_program(tmp_path / "step-1", weights=tmp_path / "step-2")
-    found = _run(module, exported.example)
+    outputs, gradients = _run(module, exported.example)
+    pairs = zip(module.program.state, program.state, strict=True)
+    names = {stored.key: entry.key for stored, entry in pairs}  # the hub's names are those of some files
+    found = outputs, {names.get(key, key): gradient for key, gradient in gradients.items()}
     close = {"outputs": {"rtol": 1e-5, "atol": 1e-6}, "gradients": {"rtol": 1e-3, "atol": 1e-5}}
     _assert_equal(found, _run(model, exported.example), **({} if dialect == "training" else close))
     assert any(not torch.equal(before[0][name], value) for name, value in found[0].items())
@@ -119,3 +123,13 @@ def test_every_operator_has_its_origin(exported, dialect):
     counts = count_origins(exported, dialect)
     assert counts.modules == counts.lines == counts.operators > 0
     assert counts.composites == (counts.operators if dialect == "core" else 0)
+
+
+def test_the_table_of_the_page_is_as_it_is_counted(exported):
+    if versions() not in PAGE.read_text(encoding="utf-8"):
+        pytest.skip(f"docs/program.md has the counts of other versions than {versions()}")
+    assert rows_of_page()[exported.name] == table_row(exported)
+
+
+def test_the_table_of_the_page_has_every_architecture():
+    assert list(rows_of_page()) == list(ARCHITECTURES)
