@@ -16,10 +16,12 @@ from holdfast.sources.foreign import Folder, Foreign, InMemoryReader, ReaderResu
 from holdfast.sources.paddle.flex import read_flex
 from holdfast.sources.paddle.optimizer_names import as_torch
 from holdfast.sources.paddle.pdparams import read_params
+from holdfast.sources.paddle.pir.exported_program import read_exported
 from holdfast.sources.paddle.unified import read_unified
 from tests.fuzz.target import Target
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "paddle"
+PROGRAMS = GOLDEN.parent / "paddle_program"
 
 
 class Files:
@@ -113,6 +115,11 @@ def _header_target(files: Mapping[str, bytes]) -> Target:
     )
 
 
+def _programs() -> tuple[bytes, ...]:
+    """Programs of `paddle.jit.save`, which are read and translated."""
+    return tuple((PROGRAMS / name / "model.json").read_bytes() for name in ("mlp", "cnn", "specials"))
+
+
 def paddle_targets() -> tuple[Target, ...]:
     """A target for every kind of file that Paddle writes."""
     unified, flex, params = _unified(), _folder("flex_two_ranks"), _folder("params_bf16")
@@ -127,4 +134,5 @@ def paddle_targets() -> tuple[Target, ...]:
             "paddle-pdparams", read_params, {"m.pdparams": params["model_state.pdparams"]}, "m.pdparams", old, nested
         ),
         _target("paddle-pdopt", read_params, params, "optimizer.pdopt"),
+        Target("paddle-program", _programs(), lambda data: read_exported(data, "model.json")),
     )
