@@ -1,5 +1,6 @@
 """Retention as gc and the next save see it; saves in flight with silent and failed ranks."""
 
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.web.run_view import FlightWatch, retention_fields, run_fields, run
 from holdfast.writer.mailbox import Mailbox
 from holdfast.writer.messages import Failure, RankReport, SaveStarted, WriterStatus
 from tests.web import sample_runs
+from tests.web.gated_storage import GatedStorage
 from tests.web.test_run_records import records_of
 
 
@@ -120,3 +122,21 @@ def test_notes_of_hostile_numbers_are_bounded(tmp_path):
     mailbox._post("status-1", b'{"beat":1e999}')
     found = FlightWatch(storage).fields()
     assert len(found[0]["ranks"]) <= 4096
+
+
+def test_saves_in_flight_of_a_slow_storage_hold_up_one_thread(tmp_path):
+    flight(tmp_path / "run")
+    storage = GatedStorage(tmp_path / "run")
+    watch = FlightWatch(storage)
+    known = watch.fields()
+    storage.close()
+    looking = threading.Thread(target=watch.fields)
+    looking.start()
+    assert storage.waiting.wait(30)
+    asked = []
+    asking = threading.Thread(target=lambda: asked.append(watch.fields()))
+    asking.start()
+    asking.join(10)
+    assert asked == [known] and len(known) == 1
+    storage.gate.set()
+    looking.join(30)
