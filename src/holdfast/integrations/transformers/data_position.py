@@ -20,7 +20,7 @@ class StepCounter:
     def __init__(self) -> None:
         self.epoch = self.steps = 0
         self._next = (0, 0)
-        self._has_ended = True
+        self.has_ended = True  # the epoch, or its data within a gradient accumulation
 
     def start(self, epoch: int, steps: int) -> None:
         """Begin with an epoch of which some steps were done."""
@@ -31,7 +31,7 @@ class StepCounter:
         """Count an epoch; return True if some of its steps were done by an earlier start."""
         self.epoch, self.steps = self._next
         self._next = (self.epoch + 1, 0)
-        self._has_ended = False
+        self.has_ended = False
         return self.steps > 0
 
     def end_step(self) -> None:
@@ -40,11 +40,11 @@ class StepCounter:
 
     def end_epoch(self) -> None:
         """Note that the epoch is over, or the training amid it."""
-        self._has_ended = True
+        self.has_ended = True
 
     def position(self, control: Any, steps_per_epoch: int | None) -> dict[str, int]:
         """Return where a run goes on after this step."""
-        stops = control.should_epoch_stop or (self._has_ended and not control.should_training_stop)
+        stops = control.should_epoch_stop or (self.has_ended and not control.should_training_stop)
         if stops or (steps_per_epoch is not None and self.steps >= steps_per_epoch):
             return {"epoch": self.epoch + 1, "steps": 0}
         return {"epoch": self.epoch, "steps": self.steps}

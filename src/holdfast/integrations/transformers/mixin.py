@@ -133,6 +133,11 @@ class HoldfastMixin(Trainer):
     def _load_best_model(self) -> None:
         self._plugin.load_best()
 
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        if skip_scheduler and self._plugin.resume is not None:
+            return {}  # eval_on_start: this run has begun before, and has evaluated then
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
     # Save.
 
     def _maybe_log_save_evaluate(

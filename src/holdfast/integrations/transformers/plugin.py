@@ -41,7 +41,7 @@ from holdfast.integrations.transformers.resume_point import (
     step_path,
 )
 from holdfast.integrations.transformers.trainer_hooks import TrainerHooks, defer_on_save
-from holdfast.integrations.transformers.trainer_record import LogHistory, state_fields, state_json
+from holdfast.integrations.transformers.trainer_record import LogHistory, inner_optimizer, state_fields, state_json
 from holdfast.random_streams import RandomStreams
 
 
@@ -93,6 +93,7 @@ class TrainerPlugin:
     def _begin(self, request: Any) -> str | None:
         require_supported(self.trainer)
         self._carried.forget()
+        self.trainer.current_flos = 0  # of steps that an interrupted call of train() did and did not save
         self._log = LogHistory(self.trainer)
         self._streams = RandomStreams(late=True)
         self.epoch_begin = EpochBegin(self.trainer)
@@ -108,8 +109,7 @@ class TrainerPlugin:
         return None if found is None else self._write_folder(found)
 
     def _open(self) -> None:
-        args = self.trainer.args
-        given = self.options
+        args, given = self.trainer.args, self.options
         root = given.root_of(args)
         self._checkpointer = Checkpointer(root, keep=given.keep_of(args), when=given.when, **given.checkpointer)
         self._committed = CommittedSaves(self.trainer, self._checkpointer.storage)
@@ -281,7 +281,7 @@ class TrainerPlugin:
         state = {"model": trainer.model, RECORD: record, "trainer_log": self._log}
         if model_only:
             return state
-        state |= {"optimizer": _inner_optimizer(trainer.optimizer), "random": self._streams}
+        state |= {"optimizer": inner_optimizer(trainer.optimizer), "random": self._streams}
         state |= {"trainer_values": self._carried, "trainer_epoch": self.epoch_begin}
         if trainer.lr_scheduler is not None:
             state["scheduler"] = trainer.lr_scheduler
@@ -293,9 +293,13 @@ class TrainerPlugin:
     def save(self) -> None:
         """Save the current step, as TrainingArguments asked for. Returns at once. Collective."""
         self._finish_and_report()
-        trainer, checkpointer = self.trainer, self._open_checkpointer
-        step = trainer.state.global_step
-        warn_of_pending_gradients(trainer)
+        trainer = self.trainer
+        if self._checkpointer is None and trainer.is_in_train:  # save_strategy is "no", and a callback asked for a save
+            self._open()
+            self._require_unused("a save of a callback, in a run that began without resume_from_checkpoint,")
+        checkpointer, step = self._open_checkpointer, trainer.state.global_step
+        if self.counter.has_ended:
+            warn_of_pending_gradients(trainer)
         self._note_best(trainer.state)
         state = self._state(model_only=trainer.args.save_only_model)
         metrics = save_metrics(trainer.args, trainer.state)
@@ -391,10 +395,3 @@ class TrainerPlugin:
         except NotFound as error:
             if self.trainer.is_world_process_zero():
                 warn(f"the best model, of step {state.best_global_step}, was not loaded, the last one stays: {error}")
-
-
-def _inner_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside accelerate's wrapper."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer

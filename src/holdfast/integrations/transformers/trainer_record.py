@@ -29,6 +29,13 @@ def state_fields(trainer: Any) -> dict[str, Any]:
     return copy.deepcopy(fields)
 
 
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside accelerate's wrapper."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def exportable_states(callbacks: list[Any]) -> list[Any]:
     """Return the callbacks that can say their state."""
     return [callback for callback in callbacks if isinstance(callback, ExportableState)]
