@@ -91,6 +91,7 @@ def test_a_damaged_manifest_exits_with_1_and_one_line(step):
     ("arguments", "message"),
     [
         (["ls", "none"], "holdfast: none: no such folder\n"),
+        (["ls", __file__], f"holdfast: {__file__} is a file; give a folder\n"),
         (["show", "none"], "holdfast: none: no such file or folder\n"),
         (["ls"], "Missing argument 'ROOT'"),
         (["ls", ".", "--nope"], "No such option"),

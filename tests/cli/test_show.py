@@ -23,7 +23,8 @@ def test_the_tree_has_every_key_with_dtype_shape_and_size(step):
         "    bias  float32[2]  8 B",
         "    weight  float32[2, 3]  24 B",
     ]
-    assert "    weight/exp_avg  float32[3, 4]  48 B" in lines
+    assert "    weight  exp_avg, exp_avg_sq float32[3, 4]; step float32[]  100 B" in lines
+    assert "    weight/exp_avg  float32[3, 4]  48 B" in call("show", step, "--all").output.splitlines()
     assert "  none  float32[0, 5]  0 B" in lines
     assert "  wave  complex128[2]  32 B" in lines
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.tensor_tree import TreeRow, tree_lines
+from holdfast.cli.tensor_tree import TreeRow, state_rows, tree_lines
 from holdfast.core.names import natural_key
 
 
@@ -42,6 +42,19 @@ def test_other_dtypes_sizes_remarks_and_names_are_not_alike():
         TreeRow("l.3.v", "bfloat16[2]", 4, "  scaled"),
     ]
     assert not [line for line in lines(*rows) if "alike" in line]
+
+
+def test_the_states_of_a_parameter_are_one_row():
+    states = {"exp_avg": ("float32[2]", 8), "exp_avg_sq": ("float32[2]", 8), "step": ("float32[]", 4)}
+    rows = [TreeRow(f"l.{n}.w/{name}", *state) for n in range(2) for name, state in states.items()]
+    assert lines(*state_rows([*rows, TreeRow("one/step", "float32[]", 4)])) == [
+        "  l",
+        "    0-1  (2 alike)",
+        "      w  exp_avg, exp_avg_sq float32[2]; step float32[]  20 B",
+        "  one/step  float32[]  4 B",
+    ]
+    scaled = [TreeRow("w/a", "uint8[2]", 2, "  scaled"), TreeRow("w/b", "uint8[2]", 2)]
+    assert state_rows(scaled) == scaled
 
 
 def test_a_very_deep_key_is_printed():

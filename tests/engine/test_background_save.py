@@ -29,6 +29,7 @@ from holdfast.engine.options import BackgroundOptions, SaveOptions
 from holdfast.engine.planner import PlanState
 from holdfast.engine.save_handle import InvalidCall, SaveHandle, SaveRequest
 from holdfast.storage.local import LocalStorage
+from holdfast.writer.arena_card import card_path
 from holdfast.writer.messages import Failure, Outcome, SaveEnded, WriterGone
 from tests.engine.ranks import ThreadRanks, on_ranks
 
@@ -44,6 +45,7 @@ class FakeWriter:
         self.orders: list[Any] = []
         self.threads: list[int] = []
         self.stalls: list[float] = []
+        self.arenas: list[str] = []
         self.dead = False
         FakeWriter.made.append(self)
 
@@ -60,7 +62,14 @@ class FakeWriter:
         self.threads.append(assignment.threads)
 
     def add_arena(self, path: str) -> None:
+        self.arenas.append(path)
         self._note("arena")
+
+    def delete_arenas(self) -> None:
+        """Delete the arenas, as the writer process does when its trainer has gone."""
+        for path in self.arenas:
+            for file in (path, card_path(path)):
+                Path(file).unlink(missing_ok=True)
 
     def order(self, order: Any) -> None:
         self._note("order")
@@ -133,6 +142,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     yield make_bench
     for bench in benches:
         bench.saver.close(0.0)
+    for writer in FakeWriter.made:
+        writer.delete_arenas()
         bench.saver._arena.release()
         path = bench.saver._arena.path
         assert path is None, "no arena stays"

@@ -139,8 +139,11 @@ def test_a_root_that_is_a_file_is_a_storage_error(tmp_path):
         LocalStorage(tmp_path / "file").files("step-1")
 
 
-def test_an_attempt_is_begun_once(storage):
+def test_an_attempt_is_begun_once(storage, tmp_path):
     storage.begin(".attempt-1")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"creating the folder .*/file: Not a directory"):
+        LocalStorage(tmp_path / "file").begin(".attempt-1")
     with pytest.raises(StorageError, match=r"creating .*\.attempt-1: File exists"):
         storage.begin(".attempt-1")
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import holdfast
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import HoldfastError, InvalidArgument, NotFound
 from holdfast.web.served_runs import ServedRoots
 from tests.objects.conftest import root, server  # noqa: F401
 from tests.web import sample_runs
@@ -54,6 +54,14 @@ def test_a_new_run_is_found_later(tmp_path):
     assert [run.name for run in roots.list()] == ["a", "b"]
     with pytest.raises(NotFound):
         roots.get("../b")
+
+
+def test_a_file_without_tensors_and_an_empty_path_are_no_roots(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(HoldfastError, match=r"notes\.txt: not a tensor file"):
+        ServedRoots([str(tmp_path / "notes.txt")])
+    with pytest.raises(InvalidArgument, match="empty string"):
+        ServedRoots([""])
 
 
 def test_a_root_that_is_not_there_is_an_error_with_a_way_out(tmp_path):

@@ -97,7 +97,7 @@ def open_root(root: str) -> SharedStorage:
 
     storage = shared_storage_at(with_deadline(with_full_step_name(root)))
     if not storage.exists():
-        raise NotFound(f"{root}: no such folder")
+        raise NotFound(f"{root} is a file; give a folder" if is_file(root) else f"{root}: no such folder")
     return storage
 
 

@@ -14,7 +14,7 @@ from holdfast.cli.show_program import show_program
 from holdfast.cli.shown_program import source_program_fields, source_program_text
 from holdfast.cli.shown_scales import ShownScales
 from holdfast.cli.steps import CheckpointPath, step_option
-from holdfast.cli.tensor_tree import TreeRow, tree_lines
+from holdfast.cli.tensor_tree import TreeRow, state_rows, tree_lines
 from holdfast.core.errors import InvalidArgument, NotFound
 from holdfast.core.names import natural_key
 from holdfast.format import strictjson
@@ -189,6 +189,8 @@ def _print_group(checkpoint: Checkpoint, group: str, *, unfold: bool) -> None:
     for line in scales.lines():
         click.echo("  " + clean(line))
     rows = [_tree_row(checkpoint, group, key, scales) for key in keys]
+    if record.kind == "optimizer" and not unfold:
+        rows = state_rows(rows)
     for line in tree_lines(rows, unfold=unfold):
         click.echo(clean(line))
     for alias, key in record.aliases.items():

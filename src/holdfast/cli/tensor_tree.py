@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 from holdfast.core.alike_numbers import folded_numbers
@@ -42,6 +43,22 @@ def tree_lines(rows: Sequence[TreeRow], *, unfold: bool) -> Iterator[str]:
             node = node.below.setdefault(part, TreeNode())
         node.rows.append(row)
     yield from _lines(top, 1, unfold)
+
+
+def state_rows(rows: Sequence[TreeRow]) -> list[TreeRow]:
+    """Join the states of each parameter, whose keys are the parameter's and "/" and a name, into one row."""
+    out = []
+    for parameter, group in groupby(rows, lambda row: row.key.rpartition("/")[0] or row.key):
+        states = list(group)
+        if len(states) == 1 or any(state.suffix for state in states):
+            out += states
+            continue
+        names: dict[str, list[str]] = {}
+        for state in states:
+            names.setdefault(state.kind, []).append(state.key.removeprefix(f"{parameter}/"))
+        kinds = "; ".join(f"{', '.join(found)} {kind}" for kind, found in names.items())
+        out.append(TreeRow(parameter, kinds, sum(state.size for state in states)))
+    return out
 
 
 def folded_keys(keys: Sequence[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ fsync of the folder, rename to the committed name, fsync of the parent.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -139,8 +140,9 @@ class LocalStorage(StampedFolders):
         return require
 
     def begin(self, attempt: str) -> None:
-        with storage_errors(f"creating {self.root / attempt}"):
+        with storage_errors(f"creating the folder {self.root}"):
             self._create_root()
+        with storage_errors(f"creating {self.root / attempt}"):
             os.mkdir(self.root / attempt, 0o700)
 
     def _create_root(self) -> None:
@@ -153,6 +155,8 @@ class LocalStorage(StampedFolders):
         for folder in reversed(missing):
             folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(folder.parent)
+        if not self.root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
     def create(self, attempt: str, name: str, size: int) -> None:
         path = self._path(attempt, name)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from holdfast.core.errors import HoldfastError, NotFound, StorageError
+from holdfast.core.errors import HoldfastError, InvalidArgument, NotFound, StorageError
 from holdfast.core.names import folder_step, set_aside_step
+from holdfast.sources import open_stored
 from holdfast.storage import is_address, is_checkpoint, shared_storage_at
 from holdfast.storage.base import SharedStorage
 from holdfast.storage.local import LocalStorage
@@ -95,9 +96,13 @@ def _top(root: str) -> Path | str:
         if not storage.exists():
             raise NotFound(f"{root}: no such folder in the object store")
         return _with_deadline(root)
+    if not root:
+        raise InvalidArgument("the root is an empty string; give the path of a folder")
     path = Path(os.path.abspath(Path(root).expanduser()))
     if not path.exists():
         raise NotFound(f"{root}: no such file or folder; give the folder of a run, a root, or a folder of runs")
+    if path.is_file():
+        open_stored(path)  # raises for a file without tensors
     return path
 
 
