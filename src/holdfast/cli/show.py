@@ -11,8 +11,8 @@ import click
 from holdfast.checkpoint.base_reference import references
 from holdfast.cli.render import clean, count, open_path, print_json, size_text
 from holdfast.cli.show_program import show_program
-from holdfast.cli.shown_program import source_program_fields, source_program_text
 from holdfast.cli.shown_scales import ShownScales
+from holdfast.cli.source_program import source_program_fields, source_program_text
 from holdfast.cli.steps import CheckpointPath, step_option
 from holdfast.cli.tensor_tree import TreeRow, state_rows, tree_lines
 from holdfast.core.errors import InvalidArgument, NotFound
