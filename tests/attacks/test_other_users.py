@@ -74,6 +74,7 @@ with holdfast.Checkpointer(sys.argv[1]) as checkpointer:
 """
 
 
+@pytest.mark.full
 def test_saves_go_on_though_another_user_takes_the_names_beside_an_arena() -> None:
     require_root()
     with shared_folder() as folder, attacker((".card", ".mail")) as planted:

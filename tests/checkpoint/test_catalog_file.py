@@ -308,6 +308,7 @@ def act(root: Path, draw: random.Random, number: int, present: list[int], top: i
     return 0
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_histories_come_out_the_same_with_and_without_a_catalog(

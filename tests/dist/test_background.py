@@ -47,6 +47,7 @@ def save_twice(root: str, dim: int) -> tuple[int, list[str]]:
     return written[-1], [event.name for event in events]
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("hosts", [["a"] * 4, ["a", "a", "b", "b"], ["a", "b", "c", "d"], ["a", "b", "a", "b"]])
 def test_any_number_of_hosts_writes_the_same_bytes(tmp_path: Path, hosts: list[str], dim: int) -> None:

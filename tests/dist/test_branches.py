@@ -46,6 +46,7 @@ def _rewind(root: str) -> tuple[int | None, float, list[int], int | None, float]
         return found, value, steps, newest, _value(state)
 
 
+@pytest.mark.full
 def test_a_rewind_on_four_ranks_sets_the_later_step_aside(tmp_path: Path) -> None:
     answers = run_ranks(4, _rewind, str(tmp_path))
     assert answers == [(4, 4.0, [4, 5], 5, 55.0)] * 4

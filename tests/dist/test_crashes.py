@@ -82,6 +82,7 @@ def test_killed_trainers_leave_a_checkpoint(tmp_path: Path, delay_s: float) -> N
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 def test_a_killed_process_group_is_survived_too(tmp_path: Path) -> None:
     """Launchers such as torchrun kill the whole process group."""
     code = (

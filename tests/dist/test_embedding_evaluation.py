@@ -41,6 +41,7 @@ def _evaluate(kind: str, batch: int, bad: bool = False) -> Any:
     return sorted(found.items()), texts
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("batch", [2, 100])
 @pytest.mark.parametrize("kind", ["retrieval", "similarity"])
 def test_ranks_have_the_numbers_of_one_process(kind: str, batch: int) -> None:

@@ -75,6 +75,7 @@ def _check(found: list[Any], truth: Any) -> None:
             assert distance(torch.tensor(values, dtype=torch.float64), torch.tensor(right, dtype=torch.float64)) < 1e-12
 
 
+@pytest.mark.sliced(99)
 @pytest.mark.parametrize("wrap", ["plain", "ddp", "fsdp"])
 @pytest.mark.parametrize("kind", LOSSES)
 def test_uneven_rows_on_ranks_have_the_gradients_of_one_process(kind: str, wrap: str) -> None:

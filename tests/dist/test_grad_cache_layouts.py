@@ -124,6 +124,7 @@ def _compare(
         assert (rank["losses"], rank["norm"]) == (found[0]["losses"], found[0]["norm"])
 
 
+@pytest.mark.full
 def test_sequence_parallel_and_sharded_ranks_have_the_gradients_of_one_process() -> None:
     _compare(Layout(tp=2, dp_shard=2), _config(), micro_batch=2 * MICRO_BATCH)
 

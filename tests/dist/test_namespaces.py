@@ -166,6 +166,7 @@ def test_the_memory_of_a_dead_run_is_its_own(volumes: tuple[Path, Path]) -> None
     assert arenas(first) == []
 
 
+@pytest.mark.full
 def test_a_living_run_of_another_volume_is_not_waited_for(volumes: tuple[Path, Path]) -> None:
     first, second = volumes
     run = Container(first, "save:7", "stay")

@@ -101,6 +101,7 @@ def _tensor_parallel(path: str, on_meta: bool) -> None:
     assert isinstance(sharded, DTensor) and sharded.to_local().shape == (16, 16)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("on_meta", [True, False], ids=["filled by load", "sharded in memory"])
 def test_a_program_runs_tensor_parallel(tmp_path: Path, on_meta: bool) -> None:
     run_ranks(1, _save, str(tmp_path / "x"))
@@ -125,6 +126,7 @@ def _data_parallel(path: str, how: str) -> None:
         _check_gradients(module, gradients)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("how", ["fsdp", "ddp"])
 def test_a_program_trains_data_parallel(tmp_path: Path, how: str) -> None:
     run_ranks(1, _save, str(tmp_path / "x"))

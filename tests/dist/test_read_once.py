@@ -81,6 +81,7 @@ def test_the_storage_gives_each_byte_once(
     assert figures[0][1].startswith("one host reads each byte and passes it on, as requested: 4 hosts read ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("read_once", "passed", "text"),
     [

@@ -89,6 +89,7 @@ def _steps(case: Case, layout: Layout) -> dict[str, Any]:
     return {"gradients": gradients, "norm": norm, "sums": sums, "evaluated": evaluated, "later": later}
 
 
+@pytest.mark.sliced(99)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradients_are_those_of_one_process(name: str) -> None:

@@ -75,6 +75,7 @@ def test_a_load_from_a_bad_disk(here: World, fault: Fault) -> None:
         assert rows_reading.read_with(fault, root, "slice") == SURVIVED
 
 
+@pytest.mark.full
 def test_a_power_loss_after_operations_of_a_step_saved_again() -> None:
     assert rows_powerloss.power_loss(1, rows_powerloss.again, 1, every=3).good
 

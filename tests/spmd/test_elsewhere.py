@@ -64,6 +64,7 @@ def test_indices_on_the_cpu_do_or_raise_what_they_do_on_one_device() -> None:
     assert [finding for finding in findings if not finding.is_right] == []
 
 
+@pytest.mark.full
 def test_the_device_refuses_tensors_of_the_cpu() -> None:
     command = [sys.executable, "-W", "ignore", "-c", REFUSED]
     words = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -43,6 +43,7 @@ def test_a_slice_is_never_wrong_never_hangs_and_moves_what_is_declared():
     assert failures(findings) == []
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(is_torch_2_11(), reason="torch 2.11 cannot redistribute a strided shard alone")
 def test_strided_shards_are_never_wrong_and_never_hang():

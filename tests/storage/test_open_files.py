@@ -74,6 +74,7 @@ else:
 """
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["background", "blocking", pytest.param("convert", marks=pytest.mark.full)])
 def test_a_checkpoint_of_more_files_than_may_be_open(tmp_path, kind):

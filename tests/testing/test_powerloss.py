@@ -68,6 +68,7 @@ def outcome_of(root: Path, work: Callable[[], None]) -> PowerLossResult:
     return judge_all(recording, judge)
 
 
+@pytest.mark.full
 def test_a_commit_by_rename_alone_is_found_corrupt(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, lambda: commit(tmp_path, sync_files=False, sync_folders=False))
     assert outcome.count("corrupt") > 500

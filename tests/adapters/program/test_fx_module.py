@@ -64,7 +64,7 @@ def _case(name):
     [
         ("decoder", "aot_eager"),
         ("everything", "aot_eager"),
-        pytest.param("mlp", "inductor", marks=pytest.mark.slow),
+        pytest.param("mlp", "inductor", marks=[pytest.mark.slow, pytest.mark.full]),
         pytest.param("decoder", "inductor", marks=pytest.mark.full),
         pytest.param("everything", "inductor", marks=pytest.mark.full),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,6 +33,7 @@ print("done")
 """
 
 
+@pytest.mark.full
 def test_a_fake_process_group_gives_the_shapes_of_one_device():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
