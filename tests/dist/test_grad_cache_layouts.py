@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding import GradCache, ReplicaEncoder, pipeline_passes
@@ -52,10 +51,6 @@ def _columns(rows: slice, *, dropout: bool = True) -> list[dict[str, torch.Tenso
 def _mean(hidden: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     mask = inputs["attention_mask"][..., None]
     return (hidden * mask).sum(1) / mask.sum(1)
-
-
-def _dropped_mean(hidden: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    return nn.functional.dropout(_mean(hidden, inputs), 0.3)
 
 
 def _state(replica: Any, loss: Any, found: torch.Tensor, evaluated: torch.Tensor) -> dict[str, Any]:
@@ -154,40 +149,6 @@ def test_experts_have_them(layout: str) -> None:
 @pytest.mark.parametrize("layout", [TP, PP], ids=str)
 def test_attention_in_both_directions_has_them(layout: Layout) -> None:
     _compare(layout, _config(), causal=False)
-
-
-def _random(layout: Layout) -> tuple[float, float, list[int]]:
-    """On a rank: the loss, the gradient's norm and torch's random state, where the pooling draws random numbers."""
-    torch.manual_seed(5)
-    replica = build(_config(), layout, dtype=torch.float64, head=False)
-    encoder = ReplicaEncoder(replica, _dropped_mean)
-    cache = GradCache(encoder, InfoNCE(0.2), micro_batch=MICRO_BATCH, sort=False)
-    found = cache.step(_columns(slice(ROWS)))
-    return float(found), replica.gradient_norm(), torch.get_rng_state().tolist()
-
-
-def _plain() -> tuple[float, float, list[int]]:
-    torch.manual_seed(5)
-    replica = build(_config(), Layout(), dtype=torch.float64, head=False)
-    found: list[torch.Tensor] = []
-    for column in _columns(slice(ROWS)):
-        parts = zip(*(values.split(MICRO_BATCH) for values in column.values()), strict=True)
-        rows = [dict(zip(column, part, strict=True)) for part in parts]
-        out: list[Any] = [replica.module(part["input_ids"], keys=part["dropout_keys"]) for part in rows]
-        found.append(torch.cat([_dropped_mean(*pair) for pair in zip(out, rows, strict=True)]))
-    whole = InfoNCE(0.2)(gather_columns(found, None))
-    whole.backward()
-    replica.finish_gradients()
-    return whole.item(), replica.gradient_norm(), torch.get_rng_state().tolist()
-
-
-@pytest.mark.parametrize("layout", [pytest.param(TP, marks=pytest.mark.full), PP], ids=str)
-def test_random_numbers_are_those_of_a_plain_run(layout: Layout) -> None:
-    """The pooling draws them, on the ranks of the last stage."""
-    loss, norm, state = _plain()
-    for rank in run_ranks(2, _random, layout, deadline_s=DEADLINE_S)[layout.pp - 1 :]:
-        assert rank[:2] == pytest.approx((loss, norm), rel=1e-6)
-        assert rank[2] == state
 
 
 def _impossible(hidden: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
