@@ -28,17 +28,7 @@ prompts = {{ query = "find: " }}
 include_prompt = false
 dims = [8, 16]
 [model]
-family = "qwen3"
-vocab_size = 32
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 4
-num_key_value_heads = 2
-initializer_range = 0.1
-attention_dropout = 0.1
-residual_dropout = 0.1
-embedding_dropout = 0.1
+{model}
 [loss]
 temperature = 0.2
 learned = true
@@ -73,6 +63,21 @@ decay = 0.9
 """
 
 
+_DECODER = """
+family = "qwen3"
+vocab_size = 32
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+initializer_range = 0.1
+attention_dropout = 0.1
+residual_dropout = 0.1
+embedding_dropout = 0.1
+"""
+
+
 def write_data(folder: Path) -> Path:
     """Write a set of pairs, one with negatives, one with labels, and a tokenizer."""
     draw = random.Random(1)
@@ -89,12 +94,15 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def config(folder: Path, data: Path, layout: dict[str, Any] | None = None, **sets: Any) -> EmbeddingConfig:
-    """A run of a tiny model; `sets` are settings with a double underscore for the point."""
+def config(
+    folder: Path, data: Path, layout: dict[str, Any] | None = None, *, encoder: Path | None = None, **sets: Any
+) -> EmbeddingConfig:
+    """A run of a tiny decoder, or an encoder's folder; `sets` are settings with a double underscore for the point."""
     given = {f"layout.{name}": value for name, value in (layout or {}).items()}
     given |= {name.replace("__", "."): value for name, value in sets.items()}
     written = {name: json.dumps(value) if isinstance(value, bool) else value for name, value in given.items()}
-    text = _CONFIG.format(data=data, folder=folder)
+    model = _DECODER if encoder is None else f'encoder = "{encoder}"'
+    text = _CONFIG.format(data=data, folder=folder, model=model)
     return parse_embedding_config(apply_sets(read_toml(text, "case"), [f"{name}={v}" for name, v in written.items()]))
 
 
@@ -143,6 +151,7 @@ def train_until_killed(settings: EmbeddingConfig, hold_at: int) -> None:
         if seen == 2:
             time.sleep(600)
 
-    first = next(module for module in trainer.replica.module.modules() if isinstance(module, DecoderBlock))
+    blocks = (module for module in trainer.replica.module.modules() if isinstance(module, DecoderBlock))
+    first = next(blocks, trainer.replica.module)  # an encoder of transformers itself
     first.register_forward_pre_hook(wait)
     trainer.run()

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp-2": ({"pp": 2}, {"dp_shard": 2}),
     "tp-2-fsdp-2": ({"tp": 2, "dp_shard": 2}, {"pp": 2, "dp_shard": 2}),
 }
-SETS = {"checkpoint__at_end": True, "train__evaluate_every": 20}
+SETS: dict[str, Any] = {"checkpoint__at_end": True, "train__evaluate_every": 20}
 NEAR = 1e-5
 DEADLINE_S = 240.0
 

@@ -61,6 +61,7 @@ def command(config_path: str, sets: tuple[str, ...], nproc: int | None, check: b
 
     \b
     [embedding]   pooling, causal, normalize, prompts, include_prompt, max_length, dims (Matryoshka)
+    [model]       as above, or encoder (a folder with a model of transformers, such as BERT) and changes
     [loss]        kind (infonce, cosent, margin_mse, kl), temperature, learned, directions, joint, margin
     [data]        tokenizer (a folder), seed; [[data.sets]]: files (.jsonl, .parquet), weight, negatives
     [train]       global_batch: rows that are compared; micro_batch or micro_tokens: encoded at once;

@@ -15,9 +15,10 @@ from holdfast.train.data.feed import Feed
 from holdfast.train.data.samples import Position
 from holdfast.train.evaluation import Evaluation
 from holdfast.train.loss import LossSums, MicroBatch
-from holdfast.train.model_settings import check_same_model
+from holdfast.train.model_settings import ModelIdentity, check_same_model
 from holdfast.train.models.decoder import TIES
 from holdfast.train.models.dropout import sample_keys
+from holdfast.train.parallel.model_replica import ModelReplica
 from holdfast.train.parallel.parallel_model import build
 from holdfast.train.training_run import BatchLoss, Progress, RunResult, TrainingRun, Watcher
 
@@ -28,6 +29,7 @@ class Trainer(TrainingRun):
     """One rank's part of a run. Every rank creates one with the same config; the methods are collective."""
 
     position: Position
+    replica: ModelReplica
 
     def __init__(self, config: RunConfig, device: torch.device | str = "cpu") -> None:
         self.config = config
@@ -61,6 +63,10 @@ class Trainer(TrainingRun):
 
     def _advance(self) -> None:
         self.position.advance(self.batches)
+
+    @property
+    def _identity(self) -> ModelIdentity:
+        return ModelIdentity(self.config.model)
 
     def _load_weights(self, path: str) -> None:
         """Load initial weights from a checkpoint of any layout, format or dtype."""

@@ -80,6 +80,8 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> No
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        return value  # built already
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgument(f"{where} = {value!r}: it must be a finite number")

@@ -24,11 +24,9 @@ from holdfast.train.checkpoints import CheckpointConfig, open_checkpointer
 from holdfast.train.config import FILE, EmaConfig, TrainConfig
 from holdfast.train.layout import Layout
 from holdfast.train.metrics import METRICS, Metrics
-from holdfast.train.model_settings import ModelIdentity
-from holdfast.train.models.model_config import ModelConfig
 from holdfast.train.optimizer_settings import OptimizerConfig, keep_options, set_learning_rate
 from holdfast.train.parallel.meshes import AXES
-from holdfast.train.parallel.model_replica import ModelReplica
+from holdfast.train.parallel.replica import Replica
 from holdfast.train.plot import plot_metrics
 from holdfast.train.rng import DISTINCT, MeshPosition, PurposeStreams
 from holdfast.train.schedule import ScheduleConfig, learning_rate_share
@@ -75,8 +73,6 @@ class RunSettings(Protocol):
     """The sections that the configs of all kinds of training have."""
 
     @property
-    def model(self) -> ModelConfig: ...
-    @property
     def layout(self) -> Layout: ...
     @property
     def optimizer(self) -> OptimizerConfig: ...
@@ -107,7 +103,7 @@ class TrainingRun(ABC):
         position: The position in the data.
     """
 
-    def __init__(self, config: RunSettings, replica: ModelReplica, model: nn.Module, position: DataPosition) -> None:
+    def __init__(self, config: RunSettings, replica: Replica, model: nn.Module, position: DataPosition) -> None:
         self._settings = config
         self.replica = replica
         self._model = model
@@ -134,6 +130,11 @@ class TrainingRun(ABC):
     def _advance(self) -> None:
         """Move the position past the global batch just trained on."""
 
+    @property
+    @abstractmethod
+    def _identity(self) -> Any:
+        """The settings of the model, as an object of the state: a resumed run needs the same."""
+
     @abstractmethod
     def _load_weights(self, path: str) -> None:
         """Load initial weights from a checkpoint of any layout, format or dtype."""
@@ -154,8 +155,7 @@ class TrainingRun(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return everything a resumed run needs, as a state to save."""
-        identity = ModelIdentity(self._settings.model)
-        state = {"model": self._model, "optimizer": self.optimizer, "identity": identity}
+        state = {"model": self._model, "optimizer": self.optimizer, "identity": self._identity}
         state |= {"data": self.position, "random": self.streams}
         return state if self.ema is None else {**state, "ema": self.ema}
 

@@ -148,6 +148,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     inputs = {"input_ids": torch.ones(1, 2, dtype=torch.int64), "attention_mask": torch.ones(1, 2)}
     refused += [
         (holdfast.InvalidArgument, "no 'dropout_keys'", lambda: bare.train()(inputs)),
+        (holdfast.InvalidArgument, "are a list; expected what tokenize returns", lambda: bare(TEXTS)),
         (holdfast.InvalidArgument, "no 'attention_mask'", lambda: bare({"input_ids": inputs["input_ids"]})),
         (holdfast.InvalidArgument, "no tokenizer", lambda: bare.encode(["a"])),
         (holdfast.InvalidArgument, "needs a tokenizer", bare.files),

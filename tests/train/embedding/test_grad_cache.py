@@ -9,7 +9,7 @@ from torch import nn
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding import GradCache
 from holdfast.train.embedding.columns import gather_columns
-from holdfast.train.embedding.losses import InfoNCE
+from holdfast.train.embedding.losses import FalseNegatives, InfoNCE
 from tests.train.embedding.toys import distance, encoder, gradient_of, gradients, texts
 
 
@@ -109,6 +109,100 @@ def test_batches_that_do_not_fit_are_refused(columns, words):
     with pytest.raises(InvalidArgument, match=words):
         GradCache(model, InfoNCE(), micro_batch=2).step(columns)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def pairs(loss, given=None, **extras):
+    model = encoder(dtype=torch.float32)
+    cache = GradCache(model, loss, micro_batch=2)
+    try:
+        return cache.step(texts(3, 2, dtype=torch.float32) if given is None else given, **extras)
+    finally:
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda columns: (columns.own[0] * columns.own[1]).sum(1), r"returned a tensor \[3\]; expected .* one number"),
+        (lambda columns: {"loss": columns.own[0].sum()}, "returned a dict; expected a tensor with one number"),
+        (lambda columns: columns.own[0].detach().sum(), "returned a tensor without gradients"),
+    ],
+    ids=["rows", "dict", "detached"],
+)
+def test_what_is_no_loss_is_named(loss, words):
+    with pytest.raises(InvalidArgument, match=words):
+        pairs(loss)
+
+
+@pytest.mark.parametrize(
+    ("extras", "words"),
+    [
+        ({"texts": torch.zeros(2, 2)}, r"texts are \[2, 2\]; expected a number for each of \(3, 2\)"),
+        ({"texts": torch.zeros(3)}, r"texts are \[3\]"),
+        ({"guides": [torch.zeros(3, 4)]}, "guides for 1 columns, and 2 columns"),
+        ({"guides": [torch.zeros(3, 4), torch.zeros(2, 4)]}, r"guides of column 1 are \[2, 4\]; expected 3 rows"),
+    ],
+)
+def test_texts_and_guides_of_other_rows_are_refused(extras, words):
+    with pytest.raises(InvalidArgument, match=words):
+        pairs(InfoNCE(false_negatives=FalseNegatives()), **extras)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"input_ids": torch.zeros(2, 3), "attention_mask": torch.ones(2, 3)}, "one input with input_ids, attention"),
+        ([{"input_ids": [[1]]}, {"input_ids": [[1]]}], "no tensor with rows: tokenize with return_tensors='pt'"),
+    ],
+)
+def test_what_are_no_columns_is_named(given, words):
+    with pytest.raises(InvalidArgument, match=words):
+        pairs(InfoNCE(), given)
+
+
+def test_an_encoder_that_returns_a_dict_or_is_frozen_is_named():
+    model = encoder(dtype=torch.float32)
+    columns = texts(3, 2, dtype=torch.float32)
+    as_dict = GradCache(lambda rows: model({"x": rows}), InfoNCE(), module=model)
+    with pytest.raises(InvalidArgument, match=r"returned a dict; .* returns one of 'x', 'sentence_embedding'"):
+        as_dict.step(columns)
+    with torch.inference_mode(), pytest.raises(InvalidArgument, match=r"within torch\.inference_mode"):
+        GradCache(model, InfoNCE()).step(columns)
+    with pytest.raises(InvalidArgument, match="all parameters are frozen"):
+        GradCache(model.requires_grad_(False), InfoNCE()).step(columns)
+
+
+def test_a_frozen_encoder_of_documents_beside_one_of_queries():
+    queries, documents = encoder(0), encoder(1).requires_grad_(False)
+    columns = texts(5, 2)
+
+    def encode(rows):
+        return (queries if rows["side"][0] == 0 else documents)(rows["x"])
+
+    sides = [{"x": column, "side": torch.full((5,), side)} for side, column in enumerate(columns)]
+    loss = GradCache(encode, InfoNCE(), micro_batch=2, module=queries).step(iter(sides))
+    found = gradients(queries)
+    queries.zero_grad()
+    whole = InfoNCE()(gather_columns([queries(columns[0]), documents(columns[1])], None))
+    whole.backward()
+    assert distance(loss, whole.detach()) < 1e-12 and distance(found, gradients(queries)) < 1e-12
+
+
+def test_the_scale_of_a_grad_scaler():
+    columns = texts(7, 2, dtype=torch.float32)
+    model = encoder(dtype=torch.float32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    GradCache(model, InfoNCE(), micro_batch=2).step(columns, scale=scaler.scale(torch.ones(())))
+    assert gradients(model).norm() > 100
+    scaler.unscale_(optimizer)
+    plain = encoder(dtype=torch.float32)
+    GradCache(plain, InfoNCE(), micro_batch=2).step(columns)
+    assert distance(gradients(model), gradients(plain)) < 1e-6
+    scaler.step(optimizer)
+    scaler.update()
+    for trained, before in zip(model.parameters(), plain.parameters(), strict=True):
+        assert distance(trained.detach(), before.detach() - 0.1 * gradient_of(before)) < 1e-6
 
 
 @pytest.mark.parametrize("options", [{"micro_batch": 0}, {"micro_tokens": -1}, {"micro_batch": True}])

@@ -13,6 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
     BertModel,
+    ModernBertConfig,
+    ModernBertModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
@@ -32,10 +34,15 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
     "max_position_embeddings": 64,
 }
+TOKENS: dict[str, Any] = {"pad_token_id": 0, "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}
+ENCLOSED = ("bert", "modernbert")  # the families whose texts are between [CLS] and [SEP]
 MODELS: dict[str, Any] = {
     "qwen2": lambda: Qwen2Model(Qwen2Config(**SIZES, num_key_value_heads=2)),
     "qwen3": lambda: Qwen3Model(Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16)),
     "bert": lambda: BertModel(BertConfig(**SIZES)),
+    "modernbert": lambda: ModernBertModel(
+        ModernBertConfig(**SIZES, **TOKENS, local_attention=8, attention_dropout=0.1, mlp_dropout=0.1)
+    ),
 }
 
 
@@ -44,11 +51,11 @@ def make_tokenizer(family: str, side: str = "right") -> PreTrainedTokenizerFast:
     ids = {word: number for number, word in enumerate(WORDS)}
     words = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
     words.pre_tokenizer = WhitespaceSplit()
-    template, special = ("[CLS] $A [SEP]", ["[CLS]", "[SEP]"]) if family == "bert" else ("$A <end>", ["<end>"])
+    template, special = ("[CLS] $A [SEP]", ["[CLS]", "[SEP]"]) if family in ENCLOSED else ("$A <end>", ["<end>"])
     words.post_processor = TemplateProcessing(
         single=template, special_tokens=[(token, ids[token]) for token in special]
     )
-    named = {"cls_token": "[CLS]", "sep_token": "[SEP]"} if family == "bert" else {"eos_token": "<end>"}
+    named = {"cls_token": "[CLS]", "sep_token": "[SEP]"} if family in ENCLOSED else {"eos_token": "<end>"}
     return PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", padding_side=side, model_max_length=48, **named
     )

@@ -81,6 +81,8 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of texts, [rows, width]."""
+        if not isinstance(inputs, Mapping):
+            raise InvalidArgument(f"the inputs are a {type(inputs).__name__}; expected what tokenize returns")
         if MASK not in inputs:
             raise InvalidArgument(f"the inputs have no {MASK!r}, which says what is padding")
         inputs = pad_right(inputs)

@@ -9,7 +9,7 @@ random numbers of the first. (Gao et al., 2021: Scaling deep contrastive learnin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from holdfast.train.embedding.gradient_sync import GradientSync, StepSync
 from holdfast.train.embedding.micro_batches import DividedColumn, Division, row_count
 from holdfast.train.embedding.module_passes import ModulePasses, device_of
 from holdfast.train.embedding.pipeline_passes import PipelinePasses
-from holdfast.train.embedding.replica_encoder import ReplicaEncoder
+from holdfast.train.embedding.replica_encoder import EncodedReplica, ReplicaEncoder
 from holdfast.train.embedding.replica_sync import ReplicaSync
 from holdfast.train.embedding.usable_batch import agreed
 
@@ -61,9 +61,11 @@ class GradCache:
     ) -> None:
         keyed = getattr(encode, "keyed_dropout", False)
         self._division = Division(micro_batch, micro_tokens, trim, keyed if sort is None else sort)
-        if isinstance(encode, ReplicaEncoder):
+        if isinstance(encode, EncodedReplica):
             if group is not None or module is not None:
-                raise InvalidArgument("a ReplicaEncoder has its own group and module: leave out group= and module=")
+                raise InvalidArgument(
+                    f"a {type(encode).__name__} has its own group and module: leave out group= and module="
+                )
             if micro_tokens is not None and encode.replica.pipeline is not None:
                 raise InvalidArgument("micro batches of a pipeline have one shape: use micro_batch, not micro_tokens")
             group, module = encode.group, encode.replica.module
@@ -72,14 +74,14 @@ class GradCache:
         self._group = None if group is None or group.size() == 1 else group
         self._module = module if module is not None or not isinstance(encode, nn.Module) else encode
 
-    def step(self, columns: Sequence[Any], *, scale: float = 1.0, **extras: Any) -> torch.Tensor:
+    def step(self, columns: Iterable[Any], *, scale: float | torch.Tensor = 1.0, **extras: Any) -> torch.Tensor:
         """Add the gradients of one batch to `.grad`, and return its loss, the same on every rank. Collective.
 
         Args:
             columns: Queries, positives and any columns of negatives, this rank's rows of each: tensors, dicts of
                 tensors, or lists of whatever `encode` takes.
-            scale: Multiplies the gradients, not the loss that is returned: a part of an accumulation, or the scale
-                of a GradScaler.
+            scale: Multiplies the gradients, not the loss that is returned: a part of an accumulation, or
+                `scaler.scale(torch.ones(()))` of a GradScaler.
             extras: Given to the loss: labels, a teacher's scores or embeddings, numbers of texts.
         """
         divided = self._divided(columns, training=True)
@@ -90,7 +92,7 @@ class GradCache:
 
             def compute() -> torch.Tensor:
                 with torch.enable_grad():
-                    share = self._share(divided, leaves, extras)
+                    share = _checked_share(self._share(divided, leaves, extras))
                     (share * scale).backward()  # type: ignore[no-untyped-call]
                 return share.detach()
 
@@ -100,7 +102,7 @@ class GradCache:
         return share if self._group is None else _sum(share, self._group)
 
     @torch.no_grad()
-    def evaluate(self, columns: Sequence[Any], **extras: Any) -> torch.Tensor:
+    def evaluate(self, columns: Iterable[Any], **extras: Any) -> torch.Tensor:
         """Return the loss of a batch without gradients, the same on every rank. Collective."""
         divided = self._divided(columns, training=False)
         _, passes = self._passes(None)
@@ -116,28 +118,33 @@ class GradCache:
         embeddings = passes.forward(_inputs(divided))
         return passes.on_every_rank(lambda: divided[0].join(embeddings))
 
-    def _divided(self, columns: Sequence[Any], *, training: bool) -> list[DividedColumn]:
+    def _divided(self, given: Iterable[Any], *, training: bool) -> list[DividedColumn]:
         """Divide the columns into micro batches. Raises on every rank if those of any rank cannot be used."""
+        columns = [given] if isinstance(given, Mapping) else list(given)
 
         def divide() -> list[DividedColumn]:
+            if isinstance(given, Mapping):
+                raise InvalidArgument(f"the columns are one input with {', '.join(given)}: give a list of inputs")
+            if training and torch.is_inference_mode_enabled():
+                raise InvalidArgument("a step has no gradients within torch.inference_mode: leave that out")
             counts = [row_count(column) for column in columns]
             if not counts or 0 in counts:
                 raise InvalidArgument(f"column {counts.index(0)} has no rows" if counts else "a batch needs columns")
             if len(set(counts)) != 1:
                 found = ", ".join(map(str, sorted(set(counts))))
                 raise InvalidArgument(f"the columns have {found} rows: give each as many")
-            if isinstance(self._encode, ReplicaEncoder):
+            if isinstance(self._encode, EncodedReplica):
                 self._encode.check(columns, training=training)
             return [self._division.divide(column) for column in columns]
 
         return agreed(divide, len(columns), self._group, device_of(columns[:1], self._module))
 
     def _passes(self, loss: nn.Module | None) -> tuple[StepSync, ModulePasses | PipelinePasses]:
-        if not isinstance(self._encode, ReplicaEncoder):
+        if not isinstance(self._encode, EncodedReplica):
             sync: StepSync = GradientSync(self._module, loss, self._group)
             return sync, ModulePasses(self._encode, self._module, sync)
         sync = ReplicaSync(self._encode, loss)
-        if self._encode.replica.pipeline is not None:
+        if isinstance(self._encode, ReplicaEncoder) and self._encode.replica.pipeline is not None:
             return sync, PipelinePasses(self._encode, sync)
         return sync, ModulePasses(self._encode, self._module, sync)
 
@@ -151,6 +158,19 @@ class GradCache:
             own.append(joined if joined.dtype == torch.float64 else joined.float())
         with torch.autocast(own[0].device.type, enabled=False):  # embeddings are compared in fp32, as they come here
             return self._loss(gather_columns(own, self._group), **extras)
+
+
+def _checked_share(share: Any) -> torch.Tensor:
+    """Return what a loss returned, if it is one number that has gradients."""
+    if not isinstance(share, torch.Tensor) or share.numel() != 1:
+        found = f"a tensor {list(share.shape)}" if isinstance(share, torch.Tensor) else f"a {type(share).__name__}"
+        raise InvalidArgument(f"the loss returned {found}; expected a tensor with one number, this rank's share")
+    if not share.requires_grad:
+        raise InvalidArgument(
+            "the loss returned a tensor without gradients: compute it from the embeddings in `own` and `every` of "
+            "Columns, neither detached nor as Python numbers"
+        )
+    return share.reshape(())
 
 
 def _inputs(divided: Sequence[DividedColumn]) -> list[Any]:

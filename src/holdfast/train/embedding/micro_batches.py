@@ -87,7 +87,9 @@ def row_count(column: Any) -> int:
         return len(column)
     counts = {name: len(value) for name, value in column.items() if isinstance(value, torch.Tensor) and value.dim()}
     if len(set(counts.values())) != 1:
-        raise InvalidArgument(f"the tensors of an input have different numbers of rows: {counts or 'none has any'}")
+        if not counts:
+            raise InvalidArgument("an input has no tensor with rows: tokenize with return_tensors='pt'")
+        raise InvalidArgument(f"the tensors of an input have different numbers of rows: {counts}")
     return next(iter(counts.values()))
 
 

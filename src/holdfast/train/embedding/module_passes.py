@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding.gradient_sync import StepSync
 from holdfast.train.embedding.replay import RandomState, replayed
 
@@ -32,7 +33,7 @@ class ModulePasses:
         embeddings = []
         for rows in inputs:
             self._states.append(RandomState(device))
-            embeddings.append(self._encode(rows).detach())
+            embeddings.append(checked_embedding(self._encode(rows)).detach())
         for _ in range(self._idle):
             with replayed(self._states[0]):
                 self._encode(inputs[0])
@@ -42,16 +43,33 @@ class ModulePasses:
     def backward(self, inputs: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
         """Encode again with the same random numbers, and carry the gradients of the embeddings to the weights."""
         first = (inputs[0], torch.zeros_like(gradients[0]), self._states[0])
+        trained = False
         todo = [first] * self._idle + list(zip(inputs, gradients, self._states, strict=True))
         for number, (rows, gradient, state) in enumerate(todo):
             with self._sync.micro_batch(last=number == len(todo) - 1), torch.enable_grad():
                 with replayed(state):
                     embedding = self._encode(rows)
-                embedding.backward((gradient * self._sync.factor).to(embedding.dtype))  # type: ignore[no-untyped-call]
+                if embedding.requires_grad:  # else rows of an encoder that is frozen, beside one that is trained
+                    trained = True
+                    embedding.backward((gradient * self._sync.factor).to(embedding.dtype))  # type: ignore[no-untyped-call]
+        if not trained:
+            raise InvalidArgument(
+                "encode returned embeddings without gradients: all parameters are frozen, or encode detaches them"
+            )
 
     def on_every_rank(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return what `compute` returns: every rank has embeddings."""
         return compute()
+
+
+def checked_embedding(found: Any) -> torch.Tensor:
+    """Return what `encode` returned, if it is a tensor."""
+    if isinstance(found, torch.Tensor):
+        return found
+    way = ""
+    if isinstance(found, Mapping):
+        way = f": give a function that returns one of {', '.join(map(repr, found))}, and the encoder as module="
+    raise InvalidArgument(f"encode returned a {type(found).__name__}; expected a tensor [rows, dim]{way}")
 
 
 def most_of_ranks(count: int, group: dist.ProcessGroup | None, device: torch.device) -> int:

@@ -17,7 +17,8 @@ from holdfast.train.models.decoder import Decoder
 from holdfast.train.models.model_config import FAMILIES, ModelConfig
 
 _PREFIX, _HEAD = "model.", "lm_head.weight"
-_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a folder runs
+_POOLER = "pooler."  # what encoders compute from the first token for other tasks
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a folder runs
 
 
 def open_embedding_model(
@@ -62,18 +63,38 @@ def open_embedding_model(
     if refused:
         raise InvalidArgument(f"{', '.join(refused)}: only decoders of {', '.join(FAMILIES)} take this")
     tokenizer = open_tokenizer(folder)
-    encoder = _open_encoder(folder).to(device)
+    encoder = open_encoder(folder).to(device)
     encoder.config.use_cache = False
     positions = getattr(encoder.config, "max_position_embeddings", None)
     return EmbeddingModel(encoder, with_limit(settings, tokenizer, positions), tokenizer)
 
 
-def _open_encoder(folder: Path) -> Any:
-    transformers = _transformers(folder)
+def open_encoder(folder: str | Path, config: Any = None) -> Any:
+    """Open a model of transformers in fp32, with the config of the folder or another one.
+
+    Parameters that vectors do not depend on, those of a pooler, are frozen: optimizers and DDP leave them alone.
+    Raises InvalidArgument if transformers cannot open it or finds tensors missing, Unsupported for encoder-decoders.
+    """
+    transformers = import_transformers(Path(folder))
+    changed = {} if config is None else {"config": config}
     try:
-        return transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, **_LOCAL)
+        model, found = transformers.AutoModel.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, **changed, **LOCAL
+        )
     except Exception as error:
-        raise InvalidArgument(f"{folder}: transformers cannot open the model: {_summary(error)}") from error
+        raise InvalidArgument(f"{folder}: transformers cannot open the model: {summary(error)}") from error
+    if model.config.is_encoder_decoder:
+        raise Unsupported(f"{folder}: {model.config.model_type} is an encoder-decoder: its decoder needs inputs too")
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith(_POOLER))
+    if missing:
+        raise InvalidArgument(
+            f"{folder}: {len(missing)} tensors of {type(model).__name__} are missing, such as {missing[0]}; expected "
+            "those of the whole encoder"
+        )
+    for name, parameter in model.named_parameters():
+        if name.startswith(_POOLER):
+            parameter.requires_grad_(False)
+    return model
 
 
 def _open_decoder(
@@ -106,14 +127,14 @@ def open_tokenizer(folder: Path) -> Any:
     """
     if not folder.is_dir():
         raise NotFound(f"{folder}: there is no such folder with a tokenizer")
-    transformers = _transformers(folder)
+    transformers = import_transformers(folder)
     try:
-        found = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+        found = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
     except Exception as error:
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise InvalidArgument(
             f"{folder}: transformers cannot open a tokenizer here; expected tokenizer.json and tokenizer_config.json, "
-            f"found {names}: {_summary(error)}"
+            f"found {names}: {summary(error)}"
         ) from error
     if found.pad_token_id is None:
         raise InvalidArgument(
@@ -123,7 +144,7 @@ def open_tokenizer(folder: Path) -> Any:
     return found
 
 
-def _transformers(folder: Path) -> Any:
+def import_transformers(folder: Path) -> Any:
     try:
         import transformers
     except ImportError as error:
@@ -134,7 +155,7 @@ def _transformers(folder: Path) -> Any:
     return transformers
 
 
-def _summary(error: Exception) -> str:
+def summary(error: Exception) -> str:
     """Return the class of an error, and the beginning of its message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,30 @@ from torch.nn import functional
 from holdfast.core.errors import InvalidArgument
 from holdfast.train.embedding.micro_batches import MASK, row_count
 from holdfast.train.parallel.model_replica import ModelReplica
+from holdfast.train.parallel.replica import Replica
 
 IDS, DROPOUT_KEYS = "input_ids", "dropout_keys"
 
 
-class ReplicaEncoder:
+class EncodedReplica(ABC):
+    """Encodes texts with a model laid out over ranks, for `GradCache`. Creating one is collective."""
+
+    keyed_dropout: bool
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.group = replica.meshes.data_group()  # the ranks that share a batch
+
+    @abstractmethod
+    def __call__(self, inputs: Any) -> torch.Tensor:
+        """Return the embeddings of some rows."""
+
+    @abstractmethod
+    def check(self, columns: Sequence[Any], *, training: bool) -> None:
+        """Raise InvalidArgument for inputs that cannot be encoded."""
+
+
+class ReplicaEncoder(EncodedReplica):
     """Encodes texts with the trainer's model, for `GradCache`. Creating one is collective.
 
     A column of inputs is token ids [rows, length], or a dict of tensors with `input_ids` and, if rows are padded,
@@ -31,6 +51,7 @@ class ReplicaEncoder:
         causal: False for attention in both directions, over the tokens of the mask.
     """
 
+    replica: ModelReplica
     keyed_dropout = True  # it follows from `dropout_keys`, and not from the order of the rows
 
     def __init__(
@@ -38,8 +59,7 @@ class ReplicaEncoder:
     ) -> None:
         if any(key.startswith("lm_head.") for key in replica.parameters()):
             raise InvalidArgument("the model has a head, which embeddings do not train: build it with head=False")
-        self.replica = replica
-        self.group = replica.meshes.data_group()  # the ranks that share a batch
+        super().__init__(replica)
         self._pool = pool
         self._causal = causal
 

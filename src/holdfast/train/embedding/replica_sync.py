@@ -1,4 +1,4 @@
-"""The gradients of a `ModelReplica` over its layout: as the trainer finishes them, once per step."""
+"""The gradients of a `Replica` over its layout: as the trainer finishes them, once per step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from holdfast.train.embedding.gradient_sync import added_gradients, sum_over_ranks, trained_parameters
-from holdfast.train.embedding.replica_encoder import ReplicaEncoder
+from holdfast.train.embedding.replica_encoder import EncodedReplica
 
 
 class ReplicaSync:
@@ -17,7 +17,7 @@ class ReplicaSync:
 
     factor = 1
 
-    def __init__(self, encoder: ReplicaEncoder, loss: nn.Module | None) -> None:
+    def __init__(self, encoder: EncodedReplica, loss: nn.Module | None) -> None:
         self._replica = encoder.replica
         self.group = encoder.group
         self._loss = trained_parameters([loss])
@@ -25,7 +25,7 @@ class ReplicaSync:
     @property
     def is_collective(self) -> bool:
         """True with FSDP2, which gathers weights, and with experts, which are sent tokens."""
-        return self.group is not None and (self._replica.layout.dp_shard > 1 or self._replica.config.traits.experts)
+        return self.group is not None and (self._replica.layout.dp_shard > 1 or self._replica.has_experts)
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""One rank's model in training: forward and backward, clipping, evaluation, its optimizer, the state to save."""
+"""One rank's decoder in training: forward and backward, evaluation, the state to save."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from holdfast.core.errors import InvalidArgument
 from holdfast.mapping.program import Mapping
 from holdfast.train.checkpoint_mapping import load_mapping, save_mapping
-from holdfast.train.layout import Layout
 from holdfast.train.loss import IGNORED, LossSums, MicroBatch, Objective, counted_sequences
 from holdfast.train.models.decoder import Decoder
 from holdfast.train.models.model_config import ModelConfig
-from holdfast.train.parallel.clip import clip_gradients, gradient_norm
-from holdfast.train.parallel.gradients import GradientSums, finish_gradients
+from holdfast.train.parallel.gradients import GradientSums
 from holdfast.train.parallel.meshes import Meshes
 from holdfast.train.parallel.pipeline import Pipeline
+from holdfast.train.parallel.replica import Replica
 
 
-class ModelReplica:
-    """This rank's part of a model in training. Created by `parallel_model.build`; its methods are collective."""
+class ModelReplica(Replica):
+    """This rank's part of a decoder in training. Created by `parallel_model.build`; its methods are collective."""
+
+    module: Decoder
 
     def __init__(
         self,
@@ -37,27 +36,21 @@ class ModelReplica:
         gradient_sums: GradientSums,
         device: torch.device,
     ) -> None:
+        super().__init__(meshes, module, gradient_sums, device)
         self.config = config
-        self.meshes = meshes
-        self.module = module
-        self.device = device
-        self.optimizer: torch.optim.Optimizer | None = None
         self._objective = objective
         self._pipeline = pipeline
-        self._gradient_sums = gradient_sums
 
     @property
-    def layout(self) -> Layout:
-        return self.meshes.layout
+    def has_experts(self) -> bool:
+        return self.config.traits.experts
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """This rank's stages of a pipeline; None without one."""
         return self._pipeline
 
     @property
     def mapping(self) -> Mapping | None:
-        """The mapping from live to stored tensors, for `holdfast.save` and `Checkpointer`; None if names match."""
         return save_mapping(self.config)
 
     @property
@@ -74,25 +67,6 @@ class ModelReplica:
     def needs_labels(self) -> bool:
         """True if this rank has the last stage."""
         return self.meshes.at("pp") == self.layout.pp - 1
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self.module.named_parameters())
-
-    def make_optimizer(self, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> Any:
-        """Create an optimizer over this rank's parameters, with weight decay for matrices but not for vectors.
-
-        The two groups are the same on every layout, so that any layout can load the state of another.
-        """
-        every = list(self.module.parameters())
-        matrices = [p for p in every if p.ndim > 1]
-        vectors = [p for p in every if p.ndim <= 1]
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        if self.layout.zero1 and (group := self.meshes.group("dp_replicate")) is not None:
-            made: Any = ZeroRedundancyOptimizer(groups, kind, process_group=group, **options)
-        else:
-            made = kind(groups, **options)
-        self.optimizer = made
-        return made
 
     def state(self) -> dict[str, Any]:
         """Return the state for `holdfast.save`, `load` and `Checkpointer`, to be used with `mapping`."""
@@ -113,13 +87,6 @@ class ModelReplica:
         self.finish_gradients()
         return self._sums(counts)
 
-    def finish_gradients(self) -> None:
-        """Reduce the gradients of this rank's samples to those of the global batch, once after the last backward.
-
-        Gradients that FSDP has reduced already stay as they are; parameters without one get zeros.
-        """
-        finish_gradients(self.parameters(), self._gradient_sums)
-
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSums:
         """Compute only the losses, without dropout. Ranks must pass equally many micro batches of one shape."""
         self.module.eval()
@@ -132,16 +99,6 @@ class ModelReplica:
                     self._objective(self.module(batch.input_ids), batch.labels)
         self.module.train()
         return self._sums(counts)
-
-    def gradient_norm(self) -> float:
-        """Return the gradient norm over all parameters of all ranks, each element counted once."""
-        return gradient_norm(self.parameters(), self.layout.dp * self.layout.tp, self._gradient_sums.copies)
-
-    def clip(self, max_norm: float) -> float:
-        """Clip the gradients to `max_norm`; returns the norm before clipping."""
-        norm = self.gradient_norm()
-        clip_gradients(self.parameters(), norm, max_norm)
-        return norm
 
     def _check_keys(self, micro_batches: Sequence[MicroBatch]) -> None:
         if self.config.drops and any(batch.keys is None for batch in micro_batches):

@@ -60,8 +60,8 @@ def build(
     if (group := meshes.group("pp")) is not None:
         pipeline = Pipeline(layout, config, list(stages.items()), group, device, objective)
     tied = config.tie_word_embeddings and head
-    gradient_sums = _gradient_sums(meshes, module, tied=tied)
-    return ModelReplica(config, meshes, module, objective, pipeline, gradient_sums, device)
+    sums = gradient_sums(meshes, module, tied=tied)
+    return ModelReplica(config, meshes, module, objective, pipeline, sums, device)
 
 
 def _stage(number: int, config: ModelConfig, layout: Layout, options: dict[str, Any]) -> Decoder:
@@ -86,9 +86,9 @@ def join_stages(stages: Sequence[Decoder], *, head: bool = True) -> Decoder:
     return whole
 
 
-def _gradient_sums(meshes: Meshes, module: nn.Module, *, tied: bool) -> GradientSums:
+def gradient_sums(meshes: Meshes, module: nn.Module, *, tied: bool) -> GradientSums:
     """Return the gradients that FSDP does not reduce, with the groups to reduce them over. Collective."""
-    keys = {key for key, _ in module.named_parameters()}
+    keys = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
     apart = {key for key in keys if ".mlp.experts." in key} if meshes.experts is not None else set()
     over: list[tuple[Any, frozenset[str]]] = []
     if meshes.layout.dp_shard == 1 and (group := meshes.group("dp_replicate")) is not None:

@@ -11,14 +11,14 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from holdfast.core.errors import InvalidArgument, Mismatch, Unsupported
+from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.core.names import step_folder
 from holdfast.train.embedding import open_embedding_model
 from holdfast.train.embedding.trainer import EmbeddingTrainer, parse_embedding_config
 from holdfast.train.embedding.trainer.loss_settings import LossConfig
 from holdfast.train.metrics import read_metrics
 from tests.dist.embedding_cases import config, write_data
-from tests.train.embedding.tiny_models import TEXTS, largest_distance, write_model
+from tests.train.embedding.tiny_models import TEXTS, largest_distance
 
 NEAR = 1e-6
 SHORT: dict[str, Any] = {"train__steps": 2, "checkpoint__every_steps": 1, "train__micro_batch": 16}
@@ -80,17 +80,6 @@ def test_a_run_starts_from_a_step_with_its_sizes_and_settings(
     ours = open_embedding_model(_step(tmp_path / "run", 1)).encode(TEXTS, "query")
     theirs = open_embedding_model(start).encode(TEXTS, "query")
     assert largest_distance(torch.nn.functional.normalize(ours), theirs) < NEAR
-
-
-def test_encoders_of_transformers_are_refused_with_the_way_to_train_them(data: Path, tmp_path: Path) -> None:
-    start = write_model(tmp_path / "bert", "bert")
-    tables = {
-        "embedding": {},
-        "data": {"sets": [{"files": [str(data / "pairs.jsonl")]}]},
-        "train": {"start_from": str(start), "global_batch": 8},
-    }
-    with pytest.raises(Unsupported, match=r"bert is a model of type 'bert', .* open_embedding_model and GradCache"):
-        parse_embedding_config(tables)
 
 
 def test_other_vectors_are_refused_when_a_run_resumes(run: tuple[Path, EmbeddingTrainer], data: Path) -> None:

@@ -96,6 +96,7 @@ class InfoNCE(nn.Module):
             raise InvalidArgument(
                 "a batch of one pair has no negatives: InfoNCE compares a query with several documents"
             )
+        _check_rows(columns, texts, guides)
         scale = self._scale if self.log_scale is None else self.log_scale.exp()
         batch = self._batch(columns, texts, guides)
         positives = (batch.own(0) * batch.own(1)).sum(-1)
@@ -125,8 +126,6 @@ class InfoNCE(nn.Module):
             return None
         if guides is None:
             return [prepared(column.detach(), self.similarity) for column in columns.every]
-        if len(guides) != len(columns.own):
-            raise InvalidArgument(f"there are guides for {len(guides)} columns, and {len(columns.own)} columns")
         return [prepared(columns.gather(guide), "cosine") for guide in guides]
 
     def _log_sum_exp(
@@ -196,6 +195,20 @@ class _Rows:
         if own_counts:
             return out & (column != row)  # the positive is the row's own candidate of the first column
         return out | (column % self.total == row)
+
+
+def _check_rows(columns: Columns, texts: torch.Tensor | None, guides: Sequence[torch.Tensor] | None) -> None:
+    """Raise InvalidArgument if texts or guides are not those of this rank's rows and columns."""
+    shape = (columns.rows, len(columns.own))
+    if texts is not None and tuple(texts.shape) != shape:
+        raise InvalidArgument(f"texts are {list(texts.shape)}; expected a number for each of {shape} rows and columns")
+    if guides is None:
+        return
+    if len(guides) != shape[1]:
+        raise InvalidArgument(f"there are guides for {len(guides)} columns, and {shape[1]} columns")
+    for number, guide in enumerate(guides):
+        if guide.dim() != 2 or len(guide) != shape[0]:
+            raise InvalidArgument(f"guides of column {number} are {list(guide.shape)}; expected {shape[0]} rows")
 
 
 def _check_directions(directions: Sequence[str], *, joint: bool) -> None:

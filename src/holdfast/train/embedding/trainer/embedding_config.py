@@ -15,6 +15,7 @@ from holdfast.train.embedding.embedding_settings import EmbeddingSettings
 from holdfast.train.embedding.sentence_files import MODULES
 from holdfast.train.embedding.sentence_folder import read_sentence_folder
 from holdfast.train.embedding.trainer.data_settings import EmbeddingDataConfig, EvaluationConfig
+from holdfast.train.embedding.trainer.encoder_config import EncoderConfig
 from holdfast.train.embedding.trainer.loss_settings import LossConfig
 from holdfast.train.layout import Layout
 from holdfast.train.models.model_config import FAMILIES, ModelConfig
@@ -60,7 +61,7 @@ class EmbeddingTrainConfig(TrainConfig):
 class EmbeddingConfig:
     """The whole config of an embedding run."""
 
-    model: ModelConfig
+    model: ModelConfig | EncoderConfig
     data: EmbeddingDataConfig
     train: EmbeddingTrainConfig
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
@@ -92,9 +93,7 @@ class EmbeddingConfig:
 
     def check(self, world: int) -> None:
         """Raise InvalidArgument if the run is not valid on `world` ranks, NotFound if one of its files is missing."""
-        self.layout.check(world, self.model)
-        if self.model.traits.experts:
-            raise Unsupported(f"embedding models of the family {self.model.family!r}: decoders with experts")
+        self._check_layout(world)
         self.check_sizes()
         rows = self.train.global_batch or 0
         if rows < self.layout.dp:
@@ -109,6 +108,14 @@ class EmbeddingConfig:
         for each in self.data.sets:
             each.open()  # checks its settings; the files are read by EmbeddingData
         self._check_files()
+
+    def _check_layout(self, world: int) -> None:
+        if isinstance(self.model, EncoderConfig):
+            self.model.check_layout(self.layout, world)
+            return
+        self.layout.check(world, self.model)
+        if self.model.traits.experts:
+            raise Unsupported(f"embedding models of the family {self.model.family!r}: decoders with experts")
 
     def check_sizes(self) -> None:
         """Raise InvalidArgument for dims that the vectors do not have, and for options that the loss does not have."""
@@ -127,35 +134,45 @@ class EmbeddingConfig:
 def parse_embedding_config(tables: dict[str, Any]) -> EmbeddingConfig:
     """Build the config from its tables. Without sizes in [model], it is the model of `train.start_from`.
 
-    A folder of sentence-transformers there also gives the settings of [embedding] that are left out.
+    `model.encoder` names an encoder of transformers, which is also what a run starts from unless it says otherwise. A
+    folder of sentence-transformers gives the settings of [embedding] that are left out.
     """
     refuse_unknown(tables, [field.name for field in dataclasses.fields(EmbeddingConfig)], "")
-    start, model = tables.get("train", {}).get("start_from", ""), tables.get("model", {})
+    model = tables.get("model", {})
+    if encoder := model.get("encoder", ""):
+        tables = {**tables, "train": {"start_from": encoder, **tables.get("train", {})}}
+    start = tables.get("train", {}).get("start_from", "")
     if not start:
         if not tables.get("data", {}).get("tokenizer"):
             raise InvalidArgument("data.tokenizer is missing: a folder with a tokenizer, or train.start_from with both")
         return build(EmbeddingConfig, tables, "")
     if "vocab_size" not in model:
-        tables = {**tables, "model": dataclasses.asdict(_sizes(start, model))}
+        tables = {**tables, "model": _model_of(start, model)}
     if (Path(start) / MODULES).exists():
         found = dataclasses.asdict(read_sentence_folder(start).settings)
         tables = {**tables, "embedding": {**_without_none(found), **tables.get("embedding", {})}}
+    elif isinstance(tables["model"], EncoderConfig):
+        tables = {**tables, "embedding": {"pooling": "mean", **tables.get("embedding", {})}}
     return build(EmbeddingConfig, tables, "")
 
 
-def _sizes(start: str, changes: dict[str, Any]) -> ModelConfig:
+def _model_of(start: str, changes: dict[str, Any]) -> ModelConfig | EncoderConfig:
     """Return the model of a folder, with some settings changed."""
+    if encoder := changes.get("encoder"):
+        return _encoder({**changes, "encoder": weights_folder(str(encoder))})
     config = open_checkpoint(weights_folder(start)).config()
     if config is None:
         raise NotFound(f"train.start_from={start} has no config.json: give the sizes of the model in [model]")
     if config.get("model_type") not in FAMILIES:
-        raise Unsupported(
-            f"train.start_from={start} is a model of type {config.get('model_type')!r}, and `holdfast train` trains "
-            f"decoders: {', '.join(FAMILIES)}. Encoders of transformers train in a loop of your own: "
-            "open_embedding_model and GradCache (docs/embedding.md, Models)"
-        )
+        return _encoder({"encoder": weights_folder(start), **changes})
     refuse_unknown(changes, [field.name for field in dataclasses.fields(ModelConfig)], "model")
     return ModelConfig.from_hf(config, **changes)
+
+
+def _encoder(table: dict[str, Any]) -> EncoderConfig:
+    found = build(EncoderConfig, table, "model")
+    found.hub_config()  # raises for what is no encoder
+    return found
 
 
 def weights_folder(start: str) -> str:

@@ -9,25 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from holdfast.api import load, open_checkpoint
 from holdfast.core.errors import InvalidArgument, Mismatch
 from holdfast.train.embedding.data import EmbeddingData, TextBatch
-from holdfast.train.embedding.embedding_model import config_extra
 from holdfast.train.embedding.embedding_settings import EmbeddingSettings
 from holdfast.train.embedding.evaluation import RetrievalSet, evaluate_retrieval, evaluate_similarity
 from holdfast.train.embedding.grad_cache import GradCache
 from holdfast.train.embedding.losses import InfoNCE, Matryoshka
 from holdfast.train.embedding.micro_batches import MASK
-from holdfast.train.embedding.open_model import body_mapping, open_tokenizer, with_limit
-from holdfast.train.embedding.replica_encoder import ReplicaEncoder
-from holdfast.train.embedding.sentence_files import sentence_files, tokenizer_files
+from holdfast.train.embedding.open_model import open_tokenizer, with_limit
 from holdfast.train.embedding.text_inputs import TextInputs
 from holdfast.train.embedding.trainer.data_settings import HeldOut
-from holdfast.train.embedding.trainer.embedding_config import EmbeddingConfig, weights_folder
-from holdfast.train.embedding.trainer.text_columns import Pooling, TextColumns
-from holdfast.train.model_settings import check_same_model
-from holdfast.train.models.decoder import Decoder
-from holdfast.train.parallel.parallel_model import build
+from holdfast.train.embedding.trainer.embedding_config import EmbeddingConfig
+from holdfast.train.embedding.trainer.text_columns import TextColumns
+from holdfast.train.embedding.trainer.trained_model import make_trained_model
 from holdfast.train.training_run import BatchLoss, TrainingRun
 
 _VECTORS = ("pooling", "causal", "include_prompt", "normalize", "prompts", "default_prompt", "max_length")
@@ -58,25 +52,25 @@ class EmbeddingTrainer(TrainingRun):
         data = config.data.open(train.global_batch or 0)
         data.require(labels=config.loss.kind == "cosent", scores=config.loss.kind in ("margin_mse", "kl"))
         self._held_out = config.evaluation.open()
-        dtype = getattr(torch, train.dtype)
-        replica = build(config.model, config.layout, device, dtype, train.seed, recompute=train.recompute, head=False)
-        replica.module.config.extra = replica.module.model.config.extra = config_extra(self.settings)
-        super().__init__(config, replica, replica.module.model, data)
+        self._trained = make_trained_model(config, self.settings, tokenizer, device)
+        replica = self._trained.replica
+        super().__init__(config, replica, self._trained.stored, data)
         self.loss = config.loss.make(self.settings.dims).to(replica.device)
         if parameters := list(self.loss.parameters()):
             self.optimizer.add_param_group({"params": parameters, "weight_decay": 0.0})
-        self._group, self.cache = self._open_cache()
-        self._columns = TextColumns(
-            TextInputs(tokenizer, self.settings), replica.device, train.seed if config.model.drops else None
+        self._group = self._trained.encode.group
+        self.cache = GradCache(
+            self._trained.encode,
+            self.loss,
+            micro_batch=train.rows_at_once,
+            micro_tokens=train.micro_tokens,
+            sort=True,
         )
-        self._step_files = sentence_files(self.settings, config.model.hidden_size) | tokenizer_files(tokenizer)
-
-    def _open_cache(self) -> tuple[dist.ProcessGroup | None, GradCache]:
-        settings, train = self.settings, self.config.train
-        pooling = Pooling(settings.pooling, include_prompt=settings.include_prompt, normalize=settings.normalize)
-        encoder = ReplicaEncoder(self.replica, pooling, causal=settings.causal)
-        return encoder.group, GradCache(
-            encoder, self.loss, micro_batch=train.rows_at_once, micro_tokens=train.micro_tokens
+        self._columns = TextColumns(
+            TextInputs(tokenizer, self.settings),
+            replica.device,
+            self._trained.dropout_seed,
+            every_input=self._trained.every_input,
         )
 
     def state(self) -> dict[str, Any]:
@@ -120,16 +114,14 @@ class EmbeddingTrainer(TrainingRun):
         self.position.advance()
 
     def _files(self) -> Mapping[str, bytes]:
-        return self._step_files
+        return self._trained.files
+
+    @property
+    def _identity(self) -> Any:
+        return self._trained.identity
 
     def _load_weights(self, path: str) -> None:
-        """Load initial weights from a checkpoint of any layout, format or dtype, with a head or without one."""
-        path = weights_folder(path)
-        check_same_model(path, self.config.model)
-        with torch.device("meta"):
-            whole = Decoder(self.config.model, head=False)
-        mapping = body_mapping(whole, open_checkpoint(path).keys("model"))
-        load(path, {"model": self.replica.module.model}, mapping=mapping, mesh=self.replica.meshes.dense, cast=True)
+        self._trained.load_weights(path)
 
     def evaluate(self) -> dict[str, float]:
         """Return the measures of every held-out set, named "set/measure"."""
@@ -150,7 +142,8 @@ class EmbeddingTrainer(TrainingRun):
         return evaluate_similarity(held_out, self._encode, **options)
 
     def _encode(self, texts: list[str], side: str) -> torch.Tensor:
-        return self.cache.encode(self._columns.side(texts, side))
+        with self._trained.evaluating():
+            return self.cache.encode(self._columns.side(texts, side))
 
     def _measures(self) -> dict[str, Any] | None:
         return self.evaluate() or None

@@ -22,19 +22,23 @@ class TextColumns:
     Args:
         text_inputs: Prompts and tokenizer.
         device: Where the inputs go.
-        seed: The seed of dropout; None if the model has none.
+        seed: The seed of dropout; None if the model has none, or draws from torch's generator.
+        every_input: Keep all that the tokenizer returns, for models that take more than ids and mask.
     """
 
-    def __init__(self, text_inputs: TextInputs, device: torch.device, seed: int | None) -> None:
+    def __init__(
+        self, text_inputs: TextInputs, device: torch.device, seed: int | None, *, every_input: bool = False
+    ) -> None:
         self._text_inputs = text_inputs
         self._device = device
         self._seed = seed
+        self._every_input = every_input
 
     def side(self, texts: Sequence[str], side: str) -> Column:
         """Return the inputs for texts of one side, without dropout."""
         found = self._text_inputs(texts, side)
-        names = (IDS, MASK, PROMPT_LENGTH)
-        return {name: found[name].to(self._device) for name in names if name in found}
+        names = found if self._every_input else [name for name in (IDS, MASK, PROMPT_LENGTH) if name in found]
+        return {name: found[name].to(self._device) for name in names}
 
     def batch(self, columns: Sequence[Sequence[str]], step: int, first: int) -> list[Column]:
         """Return the columns of a batch whose first row has the number `first` in the run.
