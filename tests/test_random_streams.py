@@ -110,6 +110,7 @@ def _alone_then_together(root: str, seeds: tuple[int, ...]) -> tuple[list[float]
     return draws(), report.notes
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize(("seeds", "equal"), [((5, 6, 7), ()), ((5, 5, 5), (0, 1, 2)), ((5, 6, 6), (1, 2))])
 def test_what_one_process_saved_goes_on_as_the_program_seeds_ranks(
     tmp_path: Path, seeds: tuple[int, ...], equal: tuple[int, ...]

@@ -17,6 +17,7 @@ from tests.attacks.forge import examine
 MEMORY_BYTES = 128 * limits.MIB
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("bomb", ATTACKS, ids=lambda attack: attack.name)
 def test_a_bomb_is_refused_in_little_time_and_memory(original, tmp_path, bomb):
     folder = lay_out(bomb, original, tmp_path)

@@ -67,6 +67,7 @@ def test_the_refusal_names_what_was_refused(tmp_path):
         read_pickle(InMemoryReader(commands(tmp_path)["os.system"]), "raw", TORCH_NAMES)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_takes_little_time_and_memory(name):
     with at_most(SECONDS):
@@ -87,6 +88,7 @@ def refused(name):
         read_pickle(InMemoryReader(BOMBS[name]), "raw", TORCH_NAMES)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_in_every_file(tmp_path, name):
     for number, attack in enumerate(carried(name, BOMBS[name])):

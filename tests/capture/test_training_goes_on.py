@@ -77,6 +77,7 @@ class Run:
                         yield f"optimizer{number}", f"{keys[id(param)]}/{name}", value
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", range(4))
 def test_the_published_bytes_are_the_state_at_the_call(tmp_path: Path, device: str, kind: int) -> None:

@@ -129,6 +129,7 @@ def order_of(trained: list[tuple[list[Any], float]]) -> list[float]:
     return [float(value) for batch, _ in trained for value in np.array(batch).reshape(-1, 4)[:, 0]]
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_transforms_in_workers_draw_by_batch(tmp_path: Path, persistent: bool) -> None:

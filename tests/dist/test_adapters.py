@@ -78,7 +78,7 @@ def _save_filled(base: str, path: str, way: str, cases: tuple[str, ...]) -> None
         holdfast.save(path, {"model": model, "optimizer": optimizer, "ema": holdfast.EMA(model, 0.9)}, step=1)
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.full
 @pytest.mark.parametrize("cases", [("lora", "dora"), ("head",), ("rows",)], ids="+".join)
 def test_adapters_have_the_same_bytes_on_any_mesh(tmp_path: Path, launcher: Launcher, cases: tuple[str, ...]) -> None:
     base = str(write_base(tmp_path / "base"))

@@ -291,6 +291,7 @@ def chance(root: str) -> list[str]:
     return errors
 
 
+@pytest.mark.full
 def test_values_that_agree_by_chance_fail_no_save(tmp_path: Path) -> None:
     results = run_ranks(4, chance, str(tmp_path))
     assert next(sum(map(bool, errors)) for errors in results) <= 1, results[0]

@@ -60,6 +60,7 @@ def convert_on_rank(source, target, options):
     return done.files
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("world", [2, 4])
 def test_any_number_of_ranks_writes_the_same_bytes(source, tmp_path, world):
     options = ConvertOptions(mapping=MappingOptions(STATEMENTS), dtype="bfloat16", **SMALL)

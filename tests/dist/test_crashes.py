@@ -204,7 +204,6 @@ def restore_and_save(root: str) -> tuple[list[bool], int | None]:
 
 
 @pytest.mark.full
-@pytest.mark.sliced(2)
 @pytest.mark.parametrize("world", [4, 1])
 def test_a_run_goes_on_while_its_state_is_written_from_memory(tmp_path: Path, world: int) -> None:
     victims = Victims(2, fail_to_write, str(tmp_path))
@@ -352,6 +351,7 @@ def test_spoiled_memory_of_several_hosts_is_not_written(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 def test_who_deletes_the_root_begins_anew(tmp_path: Path) -> None:
     root = tmp_path / "run"
     victims = Victims(2, fail_to_write, str(root))
@@ -537,6 +537,7 @@ def test_sigterm_finishes_the_save_in_flight(tmp_path: Path) -> None:
     wait_until(lambda: not leftovers(tmp_path))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('boom')", "del ck"])
 def test_exit_without_close_finishes_what_is_in_flight(tmp_path: Path, ending: str) -> None:
     code = (
@@ -616,6 +617,7 @@ def begin_again_from_one(root: str) -> tuple[Any, list[str], float]:
     return found, [], float(fresh["w"]["big"][0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["chain", "closed first", "forked"])
 def test_sigterm_ends_the_process_whatever_is_stacked(tmp_path: Path, order: str) -> None:
     parts = {

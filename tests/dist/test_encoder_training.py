@@ -72,7 +72,8 @@ def _gradients(folder: Path, layout: Layout, shares: tuple[int, ...]) -> tuple[f
     return float(found), replica.gradient_norm()
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x == "fsdp-2" else pytest.mark.full) for x in LAYOUTS])
+@pytest.mark.full
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_gradients_are_those_of_one_process(tmp_path: Path, name: str) -> None:
     folder, layout = write_model(tmp_path / "bert", "bert"), Layout(**LAYOUTS[name])
     shares = {2: (5, 1), 3: (1, 4, 1), 4: (1, 1, 3, 1)}[layout.dp]

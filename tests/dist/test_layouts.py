@@ -62,6 +62,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Saved(tmp_path_factory.mktemp("layouts"), tied=request.param, full=request.config.getoption("--full"))
 
 
+@pytest.mark.sliced(99)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
 def test_bytes_are_those_of_a_single_process(saved: Saved, layout: str) -> None:
     expected = _tensor_bytes(saved.path("single"))

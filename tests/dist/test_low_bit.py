@@ -95,6 +95,7 @@ def test_shards_by_columns(launcher: Launcher, tmp_path: Path, kind: str) -> Non
     assert "fits/exp_avg.codes" in keys and "straddles/exp_avg.codes@tp=1" in keys
 
 
+@pytest.mark.full
 def test_float8_weights_are_saved_as_the_weights_that_they_wrap(launcher: Launcher, tmp_path: Path) -> None:
     launcher.values(2, cases.float8_weights, str(tmp_path))
     model = cases.Parameters({"weight": (48, 64)})

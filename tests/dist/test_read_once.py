@@ -206,6 +206,7 @@ def restore_without_buffers(root: str, where: str) -> str:
     raise AssertionError("nobody noticed")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["next", "exit"])
 def test_a_rank_that_fails_and_lives_fails_all_alike(tmp_path: Path, where: str) -> None:
     save(tmp_path)

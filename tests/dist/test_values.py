@@ -85,6 +85,7 @@ def test_restored_by_coordinate_when_another_axis_changes(saved: str) -> None:
         assert kind == ("a", None)
 
 
+@pytest.mark.full
 def test_another_size_of_the_axis_is_refused_with_the_way_out(saved: str) -> None:
     errors = run_ranks(3, _load, saved, (3,), ("dp",), Loader, [])
     assert len(set(errors)) == 1

@@ -85,6 +85,7 @@ def test_a_root_that_was_deleted_and_made_again_does_not_get_the_dead_runs_weigh
         unlink_file(card_path(str(path)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["copied", "restored from a backup"])
 def test_a_copy_of_a_root_is_another_root(tmp_path: Path, how: str) -> None:
     root, copy = tmp_path / "run", tmp_path / "copy"

@@ -67,6 +67,7 @@ def test_a_program_is_added_to_a_step_of_a_run(root: str, program: holdfast.Prog
     assert torch.equal(module(torch.ones(1, 4)), net()(torch.ones(1, 4)))
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("fault", ["503", "lost reply", "reset"])
 def test_one_bad_request_does_not_matter(
     server: Server, program: holdfast.Program, pytestconfig: pytest.Config, fault: str
@@ -96,6 +97,7 @@ def add_through(here: Arena, step: str, program: holdfast.Program, plan: Plan) -
     return True
 
 
+@pytest.mark.full
 def test_a_store_that_goes_away_leaves_the_one_or_the_other(
     server: Server, program: holdfast.Program, pytestconfig: pytest.Config
 ) -> None:

@@ -166,6 +166,7 @@ def _chains():
     return found
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not AT_LEAST_2_13, reason="before 2.13 torch alone has no group_norm to compare with")
 def test_a_column_wise_linear_after_a_norm_moves_no_more_than_the_norms_own_numbers():
     """Sharded rows stay sharded through layer_norm and softmax, for a few numbers a row; the linear gathers them."""

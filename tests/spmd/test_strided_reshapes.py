@@ -145,7 +145,7 @@ def test_strided_rows_reshape_as_on_one_device() -> None:
     assert run_ranks(3, _wrong_rows, deadline_s=100) == [[]] * 3
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("rows", "columns"), WHOLES)
 def test_flattened_columns_reshape_as_on_one_device(rows: int, columns: int) -> None:

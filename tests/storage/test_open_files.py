@@ -202,6 +202,7 @@ def save_and_load(root):
     assert all(torch.equal(back["w"][key].to_local(), tensor.to_local()) for key, tensor in state["w"].items())
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_several_ranks_write_more_files_than_may_be_open(tmp_path):
     run_ranks(2, save_and_load, str(tmp_path))

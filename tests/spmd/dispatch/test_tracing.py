@@ -173,6 +173,7 @@ def _unbacked():
     return {name: gap for name, gap in found.items() if not gap < 1e-10}
 
 
+@pytest.mark.full
 def test_replicated_tensors_of_unknown_sizes_stay_in_the_graph():
     assert run_ranks(2, _unbacked, deadline_s=120) == [{}, {}]
 
@@ -299,7 +300,7 @@ def _write_into_input(rows, places):
     return found
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.full
 @pytest.mark.parametrize(("rows", "places"), [(5, [Shard(0)]), (4, [Shard(0)]), (4, [Replicate()]), (4, [Shard(1)])])
 def test_rows_that_a_compiled_region_overwrites_have_no_gradient(rows, places):
     kept = 2 * torch.arange(6.0 * rows).reshape(rows, 6)
@@ -499,7 +500,7 @@ def _conjugates(name):
     return {title: gap for title, gap in found.items() if not max(gap) < 1e-10}
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.full
 @pytest.mark.parametrize("name", CONJUGATES)
 def test_a_conjugate_stays_in_the_graph_and_is_still_a_view(name):
     if name == "squares" and is_torch_2_11():

@@ -69,7 +69,7 @@ def _views(rows: int) -> list[str]:
     return wrong if torch.equal(moved.full_tensor(), x) else [*wrong, "redistribute"]
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [5, 8])
 def test_a_transposed_tensor_that_moved_is_viewed_as_on_one_device(rows):
     assert run_ranks(4, _views, rows, deadline_s=180) == [[]] * 4

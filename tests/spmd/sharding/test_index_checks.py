@@ -139,7 +139,7 @@ def _in_range(slice_number: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.sliced(SLICES)
+@pytest.mark.full
 @pytest.mark.parametrize("slice_number", range(SLICES))
 def test_right_indices_stay_right_where_they_are_checked(slice_number: int) -> None:
     assert run_ranks(4, _in_range, slice_number, deadline_s=240) == [[]] * 4

@@ -65,6 +65,7 @@ def test_a_resumed_run_has_the_numbers_of_one_that_went_on(tmp_path: Path, data:
     )
 
 
+@pytest.mark.full
 def test_a_run_starts_from_a_folder_of_sentence_transformers_and_ignores_heads(tmp_path: Path, data: Path) -> None:
     """`start_from` alone: sizes, weights and settings are the folder's; its MLM head is no part of the encoder."""
     torch.manual_seed(0)
