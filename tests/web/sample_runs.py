@@ -214,7 +214,7 @@ def model_arrays(seed: int, layers: int = 4, changed: Iterable[int] = ()) -> dic
         for name, shape in (("self_attn.q_proj", (16, 16)), ("mlp.up_proj", (32, 16)), ("mlp.down_proj", (16, 32))):
             value = same.normal(size=shape)
             if layer in changed:
-                value = value + 0.1 * (layer + 1) * moved.normal(size=shape)
+                value = value + 0.05 * 2**layer * moved.normal(size=shape)
             arrays[f"model.layers.{layer}.{name}.weight"] = value.astype(np.float32)
     return arrays
 

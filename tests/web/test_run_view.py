@@ -50,6 +50,7 @@ def test_the_next_save_deletes_what_is_announced(tmp_path):
         ([10, 20, 30, 40], 50, [10, 30]),
         ([100, 200, 210, 220], 230, [210]),  # the usual distance, not the first or the mean
         ([5, 10, 60, 110, 160], 210, [5, 10, 110]),
+        ([50, 100, 150, 200, 210, 220], 230, [50, 150, 210]),  # of older steps every 50th is left
     ],
 )
 def test_the_next_step_is_assumed_by_the_usual_distance(tmp_path, steps, coming, gone):

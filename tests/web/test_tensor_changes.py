@@ -64,10 +64,26 @@ def test_numbered_parts_of_a_layer_share_a_column():
         for expert in range(3)
     }
     changes["lm_head.weight"] = TensorChange(gap=0.0, base=1.0)
-    layers, columns, cells, rest = heat_map(changes)
-    assert (layers, columns) == (["0", "1", "10"], ["mlp.experts.*.up.weight"])
-    assert cells == [[math.sqrt(3 / 12)]] * 3
-    assert rest == [{"key": "lm_head.weight", "relative": 0.0, "max_abs": 0.0}]
+    found = heat_map(changes)
+    assert (found.layers, found.columns) == (["0", "1", "10"], ["mlp.experts.*.up.weight"])
+    assert found.cells == [[math.sqrt(3 / 12)]] * 3
+    assert found.rest == [{"key": "lm_head.weight", "relative": 0.0, "max_abs": 0.0}]
+
+
+def test_the_change_of_a_layer_is_that_of_all_its_tensors():
+    """A small bias that was nearly zero changes by much of its own norm, and by little of its layer's."""
+    bias, weight = "model.layers.{}.norm.bias", "model.layers.{}.mlp.weight"
+    changes = {
+        bias.format(0): TensorChange(gap=0.04, base=0.05),
+        weight.format(0): TensorChange(gap=0.01, base=100.0),
+        bias.format(1): TensorChange(gap=0.0, base=0.05),
+        weight.format(1): TensorChange(gap=4.0, base=100.0),
+    }
+    found = heat_map(changes)
+    assert found.layer_changes == [math.sqrt(0.05 / 100.05), math.sqrt(4.0 / 100.05)]
+    assert max(found.cells[0][0] or 0.0, found.cells[0][1] or 0.0) > max(
+        found.cells[1][0] or 0.0, found.cells[1][1] or 0.0
+    )
 
 
 def test_equal_files_are_not_read(tmp_path):

@@ -131,7 +131,7 @@ def _next(records: RunRecords, policy: Policy, found: list[Committed]) -> tuple[
     if not alive:
         return None, []
     steps = [entry.step for entry in alive]
-    gap = median_low([b - a for a, b in itertools.pairwise(steps)] or [1])
+    gap = median_low([b - a for a, b in itertools.pairwise(steps[-4:])] or [1])  # of older steps every n-th may be left
     coming = alive[-1]
     assert coming.manifest is not None
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -233,7 +233,7 @@ def _even(windows: Any) -> Any:
 
 
 def _result(found: _Changes, added: list[str], missing: list[str]) -> dict[str, Any]:
-    layers, columns, cells, rest = heat_map(found.all)
+    heat = heat_map(found.all)
     changed = sorted(found.changed.items(), key=lambda item: -(item[1].relative or math.inf))
     return {
         "same": found.same,
@@ -247,10 +247,11 @@ def _result(found: _Changes, added: list[str], missing: list[str]) -> dict[str, 
         "problems": found.problems[:_LISTED],
         "unread": len(found.problems),
         "compared": found.same + len(found.changed),
-        "layers": layers,
-        "columns": columns,
-        "cells": cells,
-        "rest": rest,
+        "layers": heat.layers,
+        "layer_changes": heat.layer_changes,
+        "columns": heat.columns,
+        "cells": heat.cells,
+        "rest": heat.rest,
         "most_changed": [
             {"key": key, "relative": change.relative, "max_abs": change.max_abs, "elements": change.elements}
             for key, change in changed[:200]
@@ -258,14 +259,21 @@ def _result(found: _Changes, added: list[str], missing: list[str]) -> dict[str, 
     }
 
 
-def heat_map(
-    changes: Mapping[str, TensorChange],
-) -> tuple[list[str], list[str], list[list[float | None]], list[dict[str, Any]]]:
-    """Return layers, columns, the relative change of each cell, and the tensors that are in no layer.
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """The relative change of each layer, and of each of its tensors; and the tensors that are in no layer."""
 
-    Experts and other numbered parts of a layer share a column.
-    """
+    layers: list[str]
+    layer_changes: list[float]
+    columns: list[str]
+    cells: list[list[float | None]]
+    rest: list[dict[str, Any]]
+
+
+def heat_map(changes: Mapping[str, TensorChange]) -> HeatMap:
+    """Sort changes into layers. Experts and other numbered parts of a layer share a column."""
     cells: dict[tuple[str, str], TensorChange] = {}
+    whole: dict[str, TensorChange] = {}
     rest: list[dict[str, Any]] = []
     stacks = {match["stack"] for key in changes if (match := _LAYER.fullmatch(key)) is not None}
     for key, change in changes.items():
@@ -276,11 +284,12 @@ def heat_map(
         row = match["number"] if len(stacks) == 1 else f"{match['stack']}.{match['number']}"
         column = _NUMBER.sub("*", f".{match['rest']}")[1:]
         cells.setdefault((row, column), TensorChange()).add(change)
-    layers = sorted({row for row, _ in cells}, key=natural_key)
+        whole.setdefault(row, TensorChange()).add(change)
+    layers = sorted(whole, key=natural_key)
     columns = sorted({column for _, column in cells}, key=natural_key)
     columns = columns[: max(1, _CELLS // max(1, len(layers)))]
     grid = [[cells[row, column].relative if (row, column) in cells else None for column in columns] for row in layers]
-    return layers, columns, grid, rest[:_LISTED]
+    return HeatMap(layers, [whole[row].relative for row in layers], columns, grid, rest[:_LISTED])
 
 
 def _state_differences(one: ComparedStep, two: ComparedStep) -> list[dict[str, Any]]:

@@ -86,7 +86,13 @@ def test_a_hub_folder_is_compared_through_a_mapping(opening, tmp_path: Path) -> 
         expect(window.section("Added")).to_contain_text("self_attn.q_proj")
         window.page.get_by_label("Mapping").fill("llama-fused")
         window.page.get_by_role("button", name="Compare").click()
-        expect(window.page.locator(".lede.big")).to_contain_text("Changed most: layer 1 (0.99%)")
+        tensors = [value for key, value in hub.items() if key.startswith("model.layers.1.")]
+        output = weights[parts[3]]
+        before = np.hypot(
+            np.sqrt(sum(np.sum(value**2) for value in tensors) - np.sum(output**2)), np.linalg.norm(1.01 * output)
+        )
+        share = np.linalg.norm(0.01 * output) / before
+        expect(window.page.locator(".lede.big")).to_contain_text(f"Changed most: layer 1 ({100 * share:.3g}%)")
         assert "mapping=llama-fused" in window.page.url
         assert window.page.get_by_role("heading", name="Added").count() == 0
         window.page.get_by_label("Mapping").fill("no-such-mapping")

@@ -27,6 +27,7 @@ def test_functions(call: Any, window: Window) -> None:
     """One window for all of them: to open one costs more than the calls."""
     the_curve_that_a_restore_threw_away(call)
     the_step_to_compare_with(call)
+    the_layers_that_changed_most(call)
     the_dims_that_are_cut(call)
     what_is_said_of_steps_that_are_gone(call)
     the_preview_names_its_step(window)
@@ -49,6 +50,22 @@ def the_step_to_compare_with(call: Any) -> None:
     rows[2]["state"] = "damaged"
     assert call("run_model", "stepBefore", rows, rows[0])["step"] == 30
     assert call("run_model", "stepBefore", rows, rows[2]) is None
+
+
+def the_layers_that_changed_most(call: Any) -> None:
+    """The whole layer counts, not its largest tensor; a tensor outside that was zero comes last."""
+    result = {
+        "layers": ["0", "1"],
+        "layer_changes": [0.02, 0.2],
+        "cells": [[0.9, 0.01], [0.1, 0.2]],
+        "rest": [{"key": "norm.bias", "relative": "Infinity"}, {"key": "head.weight", "relative": 0.1}],
+    }
+    found = [entry["name"] for entry in call("comparison", "mostChanged", result, 4)]
+    assert found == ["layer 1", "head.weight", "layer 0", "norm.bias"]
+    nothing = {"layers": ["0"], "layer_changes": [0], "cells": [[0]], "rest": [], "unread": 0}
+    assert call("comparison", "changedText", nothing) == "nothing changed"
+    assert call("comparison", "changedText", nothing | {"unread": 38}) == "38 tensors could not be read"
+    assert call("comparison", "changedText", result | {"unread": 1}).endswith("layer 0; 1 tensor could not be read")
 
 
 def the_dims_that_are_cut(call: Any) -> None:
@@ -116,4 +133,5 @@ def clocks_that_jump(call: Any) -> None:
     assert gap(400, 300, 200, 100) == 100
     assert gap(400, 300, 200, 900, 100, 0) == 100, "the clock was set back once"
     assert gap(100, 200, 300, 400) is None
+    assert gap(400, 390, 380, 330, 280, 230, 180) == 10, "of older steps every fifth is left"
     assert call("text", "duration", -30) == "-30.0 s"

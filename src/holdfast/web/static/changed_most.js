@@ -3,18 +3,15 @@
 import { get, isReport } from "./data.js";
 import { el } from "./dom.js";
 import { runJob } from "./jobs.js";
-import { mostChanged } from "./comparison.js";
+import { changedText } from "./comparison.js";
 import { newestIntact, stepBefore } from "./run_model.js";
-import { list, visible } from "./text.js";
 
 const BYTES_MOST = 256e6;
 
 export async function changedMost(now, signal) {
   const result = await comparison(now, signal).catch(() => null);
   if (!result) return null;
-  const names = mostChanged(result, 3);
-  if (!names.length) return el("span", null, "nothing changed");
-  return el("span", null, list(names.map((entry) => visible(entry.name)), 3));
+  return el("span", { class: result.unread ? "warn" : "" }, changedText(result));
 }
 
 async function comparison(now, signal) {

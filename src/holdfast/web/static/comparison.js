@@ -1,10 +1,21 @@
 // What a comparison says, in the order of what changed most. Pure functions.
 
-// Layers by the largest relative change of any tensor of theirs, then tensors outside the layers.
+import { count, list, visible } from "./text.js";
+
+// Layers by the norm of the change of all their tensors beside the norm before, and the tensors that are in no layer. One of
+// those that was zero before has no finite change: it comes last.
 export function mostChanged(result, most) {
-  const found = (result.layers || []).map((layer, row) => ({ name: `layer ${layer}`, change: strongest(result.cells[row]) }));
-  for (const entry of result.rest || []) found.push({ name: entry.key, change: number(entry.relative ?? "Infinity") });
-  return found.filter((entry) => entry.change > 0).sort((a, b) => b.change - a.change).slice(0, most);
+  const found = (result.layers || []).map((layer, row) => ({ name: `layer ${layer}`, change: number(result.layer_changes[row]) }));
+  for (const entry of result.rest || []) found.push({ name: entry.key, change: number(entry.relative ?? "Infinity"), isOutside: true });
+  const rank = (entry) => (entry.isOutside && !Number.isFinite(entry.change) ? 0 : entry.change);
+  return found.filter((entry) => entry.change > 0).sort((a, b) => rank(b) - rank(a)).slice(0, most);
+}
+
+// What changed most in one line; what could not be read is not called unchanged.
+export function changedText(result) {
+  const names = list(mostChanged(result, 3).map((entry) => visible(entry.name)), 3);
+  const unread = result.unread ? `${count(result.unread, "tensor")} could not be read` : "";
+  return [names, unread].filter(Boolean).join("; ") || "nothing changed";
 }
 
 export function strongest(cells) {

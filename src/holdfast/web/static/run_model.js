@@ -109,10 +109,10 @@ export function setAside(rows) {
   return rows.filter((row) => row.state !== "damaged" && row.state !== "committed");
 }
 
-// The usual seconds between commits, of the last twenty; null if there are too few to say.
+// The usual seconds between commits, of the last three gaps: of older steps every n-th may be left. Null if there are too few to say.
 export function usualGap(rows) {
   const times = rows.filter((row) => row.state === "committed").slice(0, 20).map((row) => new Date(row.created).getTime() / 1000).filter(Number.isFinite);
-  const gaps = times.slice(1).map((time, index) => times[index] - time).filter((gap) => gap > 0); // a clock may be set back
+  const gaps = times.slice(1).map((time, index) => times[index] - time).filter((gap) => gap > 0).slice(0, 3); // a clock may be set back
   return gaps.length < 3 ? null : median(gaps);
 }
 

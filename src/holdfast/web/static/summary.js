@@ -43,7 +43,7 @@ function stallLine({ rows }) {
   const publish = publishTimes(rows);
   const published = publish === null ? "" : `; a step is published in ${duration(publish)} in the median`;
   if (!stall) return publish === null ? null : ["Stall", `not recorded${published}`];
-  return ["Stall", `${milliseconds(stall.median)} in the median of ${count(stall.count, "save")}, ${milliseconds(stall.longest)} at most${published}`];
+  return ["Stall", `${milliseconds(stall.median)} in the median of ${count(stall.count, "save")} whose steps are here, ${milliseconds(stall.longest)} at most${published}`];
 }
 
 function goesLine({ id, retention }) {

@@ -112,7 +112,7 @@ async function compare(node, wanted, viewSignal) {
 function showResult(node, result, sides, signal) {
   const link = (one) => el("a", { href: stepRoute(one.run, one.step) }, stepName(one.step));
   replace(node,
-    el("p", { class: "lede big" }, headline(result)), el("p", { class: "note" }, "From ", link(sides.a), " to ", link(sides.b), "."),
+    el("p", { class: "lede big" }, headline(result)), el("p", { class: "note" }, "From ", link(sides.a), " to ", link(sides.b), ". A layer's change is the norm of the change of all its tensors, by their norm before."),
     result.partial ? el("p", { class: "warn" }, "The time limit was reached: this is what was compared until then.") : null,
     facts([["Unchanged", whole(result.same)], ["Changed", whole(result.changed)], ["Added", whole(result.added_count ?? length(result.added))], ["Missing", whole(result.missing_count ?? length(result.missing))], ["Reshaped", whole(length(result.reshaped))]]),
     (result.layers || []).length ? section("Layers", "Tensors down, layers across; the stronger the color, the larger the change.", heatmap(result, signal), layersTable(result)) : null,
@@ -131,18 +131,22 @@ function headline(result) {
   if (!result.changed && !length(result.added) && !length(result.missing) && !length(result.reshaped) && unread) return `${count(result.same, "tensor is", "tensors are")} equal bit for bit; ${count(unread, "tensor")} could not be read.`;
   if (!result.changed && !length(result.added) && !length(result.missing) && !length(result.reshaped)) return `Nothing changed: ${count(result.same, "tensor is", "tensors are")} equal bit for bit.`;
   if (!most.length) return `${count(result.changed, "tensor")} changed.`;
-  return `Changed most: ${list(most.map((entry) => `${visible(entry.name)} (${percent(Number.isFinite(entry.change) ? entry.change : "Infinity")})`), 3)}.`;
+  return `Changed most: ${list(most.map((entry) => `${visible(entry.name)} (${finite(entry.change)})`), 3)}.${unread ? ` ${count(unread, "tensor")} could not be read.` : ""}`;
+}
+
+function finite(change) {
+  return percent(Number.isFinite(change) ? change : "Infinity");
 }
 
 function layersTable(result) {
   const rows = result.layers.map((layer, index) => {
     const cells = result.cells[index] || [];
     const best = cells.reduce((most, cell, place) => (number(cell) > number(cells[most] ?? 0) ? place : most), 0);
-    return { layer, change: strongest(cells), name: result.columns[best] };
+    return { layer, change: number(result.layer_changes[index]), largest: strongest(cells), name: result.columns[best] };
   }).sort((a, b) => b.change - a.change);
   return el("details", null, el("summary", null, "as a table, layers that changed most first"),
-    shortTable("Layers by change", [{ label: "Layer" }, { label: "Largest change", class: "c-num" }, { label: "Of the tensor", class: "c-key" }],
-      rows.map((row) => [visible(row.layer), percent(Number.isFinite(row.change) ? row.change : "Infinity"), row.change ? visible(row.name) : "–"]), 16));
+    shortTable("Layers by change", [{ label: "Layer" }, { label: "Change", class: "c-num" }, { label: "Most in the tensor", class: "c-key" }, { label: "Its change", class: "c-num" }],
+      rows.map((row) => [visible(row.layer), finite(row.change), row.change ? visible(row.name) : "–", finite(row.largest)]), 16));
 }
 
 // The tensors that changed most, and those that are in no layer.
