@@ -184,6 +184,7 @@ def save_sharded(path):
     return {name: tensor.numpy().tobytes() for name, tensor in expected.items()}
 
 
+@pytest.mark.full
 def test_what_was_saved_from_fsdp_and_tp_goes_through_dcp(tmp_path):
     expected = run_ranks(4, save_sharded, tmp_path / "a")[0]
     convert(tmp_path / "a", tmp_path / "d", ConvertOptions(to="dcp"))

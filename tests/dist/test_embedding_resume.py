@@ -36,10 +36,9 @@ def _world(layout: dict[str, Any]) -> int:
     return int(np.prod(list(sizes)))
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "one-rank" else pytest.mark.full) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_nine_a_kill_and_eleven(tmp_path: Path, name: str) -> None:
     data = write_data(tmp_path / "data")
     layout, other = CASES[name]

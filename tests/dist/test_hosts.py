@@ -22,6 +22,7 @@ def _save(layout: str, path: str) -> int:
     return int(checkpoint.manifest.writer["hosts"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("layout", ["fsdp-4", "tp-4", "fsdp-tp-2x2"])
 def test_bytes_do_not_depend_on_hosts(tmp_path: Path, layout: str, hosts: str) -> None:

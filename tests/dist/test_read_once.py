@@ -127,6 +127,7 @@ def test_one_host_has_nothing_to_choose(tmp_path: Path) -> None:
     assert [text for _, text in figures] == ["", ""]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
 def test_hosts_that_need_parts_of_the_same_blocks_read_them_once(tmp_path: Path, verify: bool) -> None:
     save(tmp_path)

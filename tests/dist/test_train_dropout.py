@@ -42,6 +42,7 @@ def _alone() -> tuple[dict[str, torch.Tensor], float]:
     return assemble([gradients]), total
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ORDER)
 def test_layout_drops_what_one_process_drops(layout: str) -> None:
     """The balancing loss is of the routers, so that they too see what one process shows them."""

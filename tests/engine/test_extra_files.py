@@ -142,6 +142,7 @@ def save_with_a_clash(root: str, name: str) -> None:
         assert checkpointer.restore(live) is None
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", ["ema", "EMA/notes.txt"])
 def test_names_of_this_state_s_entries_are_refused_on_every_rank(tmp_path: Path, name: str) -> None:
     run_ranks(2, save_with_a_clash, str(tmp_path), name)

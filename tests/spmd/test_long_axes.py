@@ -50,7 +50,7 @@ def _findings(shape: tuple[int, int]) -> list[str]:
     return wrong
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.full
 @pytest.mark.parametrize("shape", [(1, 4), (2, 3), (4, 1)])
 def test_ranks_without_a_part_look_up_as_the_others_do(shape):
     ranks = math.prod(shape)

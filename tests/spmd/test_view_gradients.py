@@ -47,6 +47,7 @@ def _wrong(rows: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("rows", [2, 4, 5])
 def test_gradients_are_those_of_one_device(rows: int) -> None:
     assert run_ranks(2, _wrong, rows, deadline_s=120) == [[], []]
