@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from holdfast.spmd.base.torch_versions import is_torch_2_11
 from tests.adapters.program.models import AUTO
 from tests.dist.harness import run_ranks
 
@@ -101,6 +102,7 @@ def _tensor_parallel(path: str, on_meta: bool) -> None:
     assert isinstance(sharded, DTensor) and sharded.to_local().shape == (16, 16)
 
 
+@pytest.mark.skipif(is_torch_2_11(), reason="torch 2.11 refuses the flattening of a sharded dim that the program has")
 @pytest.mark.sliced(2)
 @pytest.mark.parametrize("on_meta", [True, False], ids=["filled by load", "sharded in memory"])
 def test_a_program_runs_tensor_parallel(tmp_path: Path, on_meta: bool) -> None:
