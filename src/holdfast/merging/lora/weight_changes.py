@@ -6,6 +6,7 @@ rounded once; that of an embedding is rounded to the weight's dtype first. Sever
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,9 +94,8 @@ class MergedWeight:
         value = base.rows(begin, end)
         for change in self.changes:
             value = change.apply(value, base, begin, end)
-        bad = value.numel() - int(value.isfinite().sum())
-        if bad:
-            self.not_finite[begin] = bad
+        if value.numel() and not all(map(math.isfinite, map(float, value.aminmax()))):  # both are NaN if one is
+            self.not_finite[begin] = value.numel() - int(value.isfinite().sum())
         raw: RawArray = value.contiguous().view(torch.uint8).numpy().view(f"u{self.dtype.bytes}")
         return raw
 
